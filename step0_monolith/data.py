@@ -1,0 +1,69 @@
+"""The two data sets: real handwritten digits, and seeded random rows for measuring."""
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from step0_monolith.config import NUM_CLASSES, NUM_FEATURES, NUM_TRAIN_ROWS, Config
+from step0_monolith.seeds import generator_for
+
+
+@lru_cache(maxsize=1)
+def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The 1797 images of scikit-learn's digits, split once and for all.
+
+    Returns training images (1437, 64), training labels (1437,), test images (360, 64), test labels (360,). Images are
+    float64, each pixel standardised by the training rows' mean and deviation (a constant pixel becomes 0).
+    """
+    from sklearn.datasets import load_digits  # imported late: a rank that reads no data need not wait for it
+
+    bunch = load_digits()
+    images, labels = torch.from_numpy(bunch.data), torch.from_numpy(bunch.target)
+    order = torch.randperm(len(images), generator=generator_for(0, "split"))
+    train, test = order[:NUM_TRAIN_ROWS], order[NUM_TRAIN_ROWS:]
+    mean, deviation = images[train].mean(0), images[train].std(0)
+    images = (images - mean) / torch.where(deviation > 0, deviation, 1.0)
+    return images[train], labels[train], images[test], labels[test]
+
+
+@lru_cache(maxsize=2)
+def _order_of_epoch(seed: int, epoch: int) -> Tensor:
+    return torch.randperm(NUM_TRAIN_ROWS, generator=generator_for(seed, "epoch", epoch))
+
+
+def batch(config: Config, iteration: int) -> tuple[Tensor, Tensor]:
+    """The batch of one iteration: inputs (batch_size, 64) in the run's dtype and labels (batch_size,).
+
+    Depends on the seed and the iteration alone, so that any process can ask for any batch at any time. Each epoch has
+    its own order; the rows that do not fill a last batch are left out of that epoch.
+    """
+    if config.data == "random":
+        generator = generator_for(config.seed, "batch", iteration)
+        inputs = torch.randn(config.batch_size, NUM_FEATURES, generator=generator)
+        labels = torch.randint(NUM_CLASSES, (config.batch_size,), generator=generator)
+        return inputs.to(config.torch_dtype), labels
+    epoch, position = divmod(iteration, NUM_TRAIN_ROWS // config.batch_size)
+    start = position * config.batch_size
+    rows = _order_of_epoch(config.seed, epoch)[start : start + config.batch_size]
+    inputs, labels, _, _ = digits()
+    return inputs[rows].to(config.torch_dtype), labels[rows]
+
+
+def test_set(config: Config) -> tuple[Tensor, Tensor] | None:
+    """Test inputs (360, 64) in the run's dtype and labels (360,); None for random data, which has nothing to learn."""
+    if config.data == "random":
+        return None
+    _, _, inputs, labels = digits()
+    return inputs.to(config.torch_dtype), labels
+
+
+def microbatches(rows: Tensor, num_microbatches: int) -> tuple[Tensor, ...]:
+    """Cuts a batch into microbatches whose sizes differ by at most one row (8 rows in 5: 2, 2, 2, 1, 1)."""
+    # tensor_split, not chunk: chunk may give fewer pieces than asked for (8 rows in 5 gives 4).
+    return torch.tensor_split(rows, num_microbatches)
+
+
+def microbatch_sizes(num_rows: int, num_microbatches: int) -> list[int]:
+    """Rows of each microbatch, without looking at data."""
+    return [len(piece) for piece in microbatches(torch.empty(num_rows, 0), num_microbatches)]

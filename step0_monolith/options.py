@@ -1,0 +1,145 @@
+"""Command lines made from dataclasses: each option is declared, explained and checked in one place."""
+
+import argparse
+import dataclasses
+import math
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+
+class UsageError(ValueError):
+    """A mistake of the person who gave the command; the message is one line that says what to do."""
+
+
+class RunError(RuntimeError):
+    """A failure while running that is not a bug of ours: a lost peer, a timeout, a damaged file."""
+
+
+def option(default: Any, convert: Callable[[str, Any], Any], help: str) -> Any:
+    """A dataclass field that is also a command-line flag; `convert(flag, value)` returns the value or raises."""
+    return dataclasses.field(default=default, metadata={"convert": convert, "help": help})
+
+
+def flag_of(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Base of all option classes: every field is converted and checked when the object is made.
+
+    Raises UsageError that names the flag, the value and what is allowed.
+    """
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = field.metadata["convert"](flag_of(field.name), getattr(self, field.name))
+            object.__setattr__(self, field.name, value)
+        self.check_together()
+
+    def check_together(self) -> None:
+        """Checks that involve more than one field."""
+
+
+def whole(minimum: int) -> Callable[[str, Any], int]:
+    def convert(flag: str, value: Any) -> int:
+        try:
+            number = int(value) if isinstance(value, str) else value
+        except ValueError:
+            number = None
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise UsageError(f"{flag} must be a whole number, not {value!r}")
+        if number < minimum:
+            raise UsageError(f"{flag} must be at least {minimum}, not {number}")
+        return number
+
+    return convert
+
+
+def number(above: float = -math.inf) -> Callable[[str, Any], float]:
+    def convert(flag: str, value: Any) -> float:
+        try:
+            result = float(value)
+        except (TypeError, ValueError):
+            raise UsageError(f"{flag} must be a number, not {value!r}") from None
+        if not math.isfinite(result) or result <= above:
+            raise UsageError(f"{flag} must be a finite number above {above:g}, not {value}")
+        return result
+
+    return convert
+
+
+def one_of(*names: str) -> Callable[[str, Any], str]:
+    def convert(flag: str, value: Any) -> str:
+        if value not in names:
+            raise UsageError(f"{flag} {value!r} is unknown; choose one of: {', '.join(names)}")
+        return value
+
+    convert.names = names
+    return convert
+
+
+def optional(inner: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
+    """The value may also be absent (None)."""
+    return lambda flag, value: None if value is None else inner(flag, value)
+
+
+def output_file(*suffixes: str) -> Callable[[str, Any], Path]:
+    def convert(flag: str, value: Any) -> Path:
+        path = Path(value)
+        if path.suffix not in suffixes:
+            raise UsageError(f"{flag} {str(path)!r} must end in {' or '.join(suffixes)}")
+        return path
+
+    return convert
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:
+        raise UsageError(f"{message}; see {self.prog} --help")
+
+
+def parse(prog: str, description: str, takes: dict[type[Options], Iterable[str] | None], argv=None) -> list[Options]:
+    """Reads the command line of `prog` and returns one object for each class in `takes`.
+
+    `takes` maps an option class to the names of its fields that this program uses (None: all), so that a flag
+    exists only where it works. Raises UsageError; `--help` prints and exits with status 0.
+    """
+    parser = _Parser(
+        prog=prog, description=description, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    wanted = {}
+    for cls, names in takes.items():
+        known = {field.name: field for field in dataclasses.fields(cls)}
+        wanted[cls] = [known[name] for name in (known if names is None else names)]
+        for field in wanted[cls]:
+            choices = getattr(field.metadata["convert"], "names", None)
+            text = field.metadata["help"] + ("" if field.default is None else f" (default: {field.default})")
+            parser.add_argument(
+                flag_of(field.name),
+                default=field.default,
+                metavar="{" + ",".join(choices) + "}" if choices else "VALUE",
+                help=text.replace("%", "%%"),
+            )
+    given = vars(parser.parse_args(argv))
+    return [cls(**{field.name: given[field.name] for field in chosen}) for cls, chosen in wanted.items()]
+
+
+def run_program(main: Callable[[], None]) -> None:
+    """Runs a program's `main` and turns the two kinds of expected error into one line and an exit status.
+
+    UsageError ends with status 2, RunError with 1, an interrupt with 130; anything else is a bug and keeps its
+    traceback.
+    """
+    try:
+        main()
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        sys.exit(2)
+    except RunError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)

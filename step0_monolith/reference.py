@@ -1,0 +1,62 @@
+"""Loss and gradients of the whole model in one process: what every later step must equal, bit for bit."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from step0_monolith.data import microbatches
+from step0_monolith.loss import IGNORE_INDEX, batch_weight, loss_share, total
+from step0_monolith.model import Draw, run_layers
+
+
+def forward_backward(
+    modules: Sequence[nn.Module],
+    inputs: Tensor,
+    targets: Tensor,
+    num_microbatches: int,
+    *,
+    seed: int = 0,
+    iteration: int = 0,
+) -> Tensor:
+    """Runs one batch forward and backward, microbatch by microbatch, and returns the batch's loss (a float64 scalar).
+
+    Adds each parameter's gradient into `.grad`, in ascending order of the microbatches: the order that every schedule
+    keeps, which is why their sums have the same bits.
+    """
+    weight = batch_weight(targets)
+    shares = []
+    pieces = zip(microbatches(inputs, num_microbatches), microbatches(targets, num_microbatches), strict=True)
+    for index, (piece, piece_targets) in enumerate(pieces):
+        (output,) = run_layers(modules, (piece,), draw=Draw(seed, iteration, index))
+        share = loss_share(output, piece_targets, weight)
+        if share.requires_grad:
+            share.backward()
+        shares.append(share.detach())
+    return total(shares)
+
+
+@torch.no_grad()
+def evaluate(modules: Sequence[nn.Module], inputs: Tensor, targets: Tensor, num_microbatches: int) -> dict[str, float]:
+    """`accuracy` (0..1) and `loss` over the given rows, in evaluation mode; leaves the modules as they were."""
+    modes = [module.training for module in modules]
+    outputs = []
+    for module in modules:
+        module.eval()
+    for piece in microbatches(inputs, num_microbatches):
+        outputs.extend(run_layers(modules, (piece,)))
+    for module, mode in zip(modules, modes, strict=True):
+        module.train(mode)
+    return metrics(outputs, targets)
+
+
+def metrics(outputs: Sequence[Tensor], targets: Tensor) -> dict[str, float]:
+    """`accuracy` and `loss` from the outputs of all microbatches, each (N, C), and all targets; ignored rows left out."""
+    weight = batch_weight(targets)
+    pieces = microbatches(targets, len(outputs))
+    shares = [loss_share(output, piece, weight) for output, piece in zip(outputs, pieces, strict=True)]
+    correct = sum(
+        int(((output.argmax(1) == piece) & (piece != IGNORE_INDEX)).sum())
+        for output, piece in zip(outputs, pieces, strict=True)
+    )
+    return {"accuracy": correct / weight, "loss": total(shares).item()}

@@ -1,0 +1,61 @@
+"""What an edge carries: the messages of one pass in their order, with the shape and dtype of each tensor."""
+
+import json
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from step0_monolith.options import RunError
+
+
+class ContractError(RunError):
+    """A message that is not the one agreed on; raised before anything is sent."""
+
+
+class Spec(NamedTuple):
+    """Shape, dtype, and whether a gradient comes back for it."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    requires_grad: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.shape} {str(self.dtype).removeprefix('torch.')}"
+
+
+class Message(NamedTuple):
+    """One message: its label, such as "activation 1 of microbatch 0", and its tensors."""
+
+    label: str
+    specs: tuple[Spec, ...]
+
+
+Script = list[Message]
+
+
+def specs_of(tensors: Sequence[Tensor]) -> tuple[Spec, ...]:
+    return tuple(Spec(tuple(x.shape), x.dtype, x.requires_grad) for x in tensors)
+
+
+def describe(specs: Sequence[Spec]) -> str:
+    return " and ".join(map(str, specs)) or "no tensor"
+
+
+def same_layout(a: Sequence[Spec], b: Sequence[Spec]) -> bool:
+    """Whether shapes and dtypes agree; a gradient's flag need not."""
+    return [x[:2] for x in a] == [x[:2] for x in b]
+
+
+def to_json(script: Script) -> str:
+    return json.dumps(
+        [[m.label, [[s.shape, str(s.dtype).removeprefix("torch."), s.requires_grad] for s in m.specs]] for m in script]
+    )
+
+
+def from_json(text: str | bytes) -> Script:
+    return [
+        Message(label, tuple(Spec(tuple(shape), getattr(torch, dtype), grad) for shape, dtype, grad in specs))
+        for label, specs in json.loads(text)
+    ]

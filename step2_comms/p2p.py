@@ -1,0 +1,114 @@
+"""The four messages of a pipeline: activations travel forward, gradients travel backward."""
+
+from collections.abc import Iterable, Sequence
+
+import torch.distributed as dist
+from torch import Tensor
+
+from step0_monolith.model import Tensors
+from step2_comms.channel import Channel, Handle
+from step2_comms.world import World
+
+Edge = tuple[str, int, int]  # direction, source, destination
+
+
+def edges_of_a_line(num_ranks: int) -> list[Edge]:
+    """The edges of a pipeline with one stage a rank: forward to the next rank, backward to the one before."""
+    return [
+        edge for rank in range(num_ranks - 1) for edge in (("forward", rank, rank + 1), ("backward", rank + 1, rank))
+    ]
+
+
+class Messages:
+    """A rank's messages to and from its neighbours, each direction over a communicator of its own.
+
+    Every message has a label and a contract (`Channel.agree`). With `wait=True` a call returns when the message has
+    been handed over; with `wait=False` it returns a Handle at once. `peer` defaults to the neighbour in a line of
+    ranks: rank + 1 ahead, rank - 1 behind.
+    """
+
+    def __init__(self, world: World, edges: Iterable[Edge]) -> None:
+        """Opens this rank's part of `edges`; every rank gives the same list."""
+        self.world = world
+        self._channels: dict[Edge, Channel] = {}
+        # Both members open an edge's group at the same place of one common order, so that nobody waits in a circle
+        # and the two directions of a pair, which have the same members, cannot be mistaken for each other.
+        for edge in sorted(set(edges)):
+            direction, source, destination = edge
+            if world.rank not in (source, destination):
+                continue
+            with world.watch.waiting(f"opening the edge {direction} {source} to {destination}", _other(world, edge)):
+                group = dist.new_group(
+                    sorted((source, destination)), timeout=world.timeout, use_local_synchronization=True
+                )
+            self._channels[edge] = Channel(world, direction, source, destination, group)
+
+    def channel(self, direction: str, source: int, destination: int) -> Channel:
+        """The channel of one edge. Raises KeyError when this rank has no such edge."""
+        return self._channels[direction, source, destination]
+
+    def send_forward(
+        self, label: str, activations: Sequence[Tensor], *, wait: bool = True, peer: int | None = None
+    ) -> Handle | None:
+        """Sends a stage's outputs to the rank of the next stage."""
+        # BEGIN SOLUTION step2.send_forward
+        peer = self.world.rank + 1 if peer is None else peer
+        handle = self.channel("forward", self.world.rank, peer).send(label, activations)
+        return _now_or_later(handle, wait)
+        # END SOLUTION
+
+    def recv_forward(self, label: str, *, wait: bool = True, peer: int | None = None) -> Tensors | Handle:
+        """Receives a stage's inputs from the rank of the stage before."""
+        # BEGIN SOLUTION step2.recv_forward
+        peer = self.world.rank - 1 if peer is None else peer
+        handle = self.channel("forward", peer, self.world.rank).receive(label)
+        return _now_or_later(handle, wait)
+        # END SOLUTION
+
+    def send_backward(
+        self, label: str, gradients: Sequence[Tensor], *, wait: bool = True, peer: int | None = None
+    ) -> Handle | None:
+        """Sends the gradients of a stage's inputs to the rank of the stage before."""
+        # BEGIN SOLUTION step2.send_backward
+        peer = self.world.rank - 1 if peer is None else peer
+        handle = self.channel("backward", self.world.rank, peer).send(label, gradients)
+        return _now_or_later(handle, wait)
+        # END SOLUTION
+
+    def recv_backward(self, label: str, *, wait: bool = True, peer: int | None = None) -> Tensors | Handle:
+        """Receives the gradients of a stage's outputs from the rank of the next stage."""
+        # BEGIN SOLUTION step2.recv_backward
+        peer = self.world.rank + 1 if peer is None else peer
+        handle = self.channel("backward", peer, self.world.rank).receive(label)
+        return _now_or_later(handle, wait)
+        # END SOLUTION
+
+    def begin(self, name: str) -> None:
+        """All channels start the pass called `name`."""
+        for channel in self._channels.values():
+            channel.begin(name)
+
+    @property
+    def bytes_sent(self) -> int:
+        """Payload that this rank has sent so far."""
+        return sum(channel.bytes_sent for channel in self._channels.values())
+
+    def flush(self) -> None:
+        """Waits for everything under way."""
+        for channel in self._channels.values():
+            channel.flush()
+
+    def close(self) -> None:
+        """Waits for everything under way, then closes the communicators."""
+        self.flush()
+        for channel in self._channels.values():
+            channel.close()
+
+
+def _now_or_later(handle: Handle, wait: bool) -> Tensors | Handle:
+    return handle.wait() if wait else handle
+
+
+def _other(world: World, edge: Edge) -> int:
+    _, source, destination = edge
+    return destination if world.rank == source else source
