@@ -31,16 +31,16 @@ class Messages:
         """Opens this rank's part of `edges`; every rank gives the same list."""
         self.world = world
         self._channels: dict[Edge, Channel] = {}
-        # Both members open an edge's group at the same place of one common order, so that nobody waits in a circle
-        # and the two directions of a pair, which have the same members, cannot be mistaken for each other.
+        # Every rank opens every edge, in one common order: torch numbers groups as they are opened, so that the members
+        # of a group recognise each other by that number, and nobody waits in a circle.
         for edge in sorted(set(edges)):
             direction, source, destination = edge
-            if world.rank not in (source, destination):
+            members = sorted((source, destination))
+            if world.rank not in members:
+                dist.new_group(members, timeout=world.timeout)
                 continue
             with world.watch.waiting(f"opening the edge {direction} {source} to {destination}", _other(world, edge)):
-                group = dist.new_group(
-                    sorted((source, destination)), timeout=world.timeout, use_local_synchronization=True
-                )
+                group = dist.new_group(members, timeout=world.timeout)
             self._channels[edge] = Channel(world, direction, source, destination, group)
 
     def channel(self, direction: str, source: int, destination: int) -> Channel:

@@ -1,0 +1,33 @@
+"""A rank's share of the model, built without building the rest."""
+
+from collections.abc import Sequence
+
+import torch
+
+from step0_monolith.config import Config
+from step0_monolith.model import layers
+from step1_partition.partition import bounds, partition
+from step1_partition.stage import Stage
+
+
+def shard(
+    config: Config,
+    num_stages: int,
+    stage: int,
+    layers_per_stage: Sequence[int] | None = None,
+    device: torch.device | str = "cpu",
+) -> Stage:
+    """Builds stage `stage` of `num_stages`, on `device`, with the very weights that the monolith has there.
+
+    Raises UsageError when the layers cannot be shared out so.
+    """
+    sizes = partition(config.num_layers, num_stages, layers_per_stage)
+    # BEGIN SOLUTION step4.shard
+    start, stop = bounds(sizes)[stage]
+    return Stage([layer.to(device) for layer in layers(config, start, stop)], first_layer=start)
+    # END SOLUTION
+
+
+def num_bytes(stage: Stage) -> int:
+    """Bytes of the stage's parameters."""
+    return sum(parameter.nbytes for parameter in stage.parameters())

@@ -1,0 +1,1 @@
+"""Step 5, the orchestrator: a schedule is a table of actions, and one executor runs any of them."""

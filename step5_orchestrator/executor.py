@@ -1,0 +1,172 @@
+"""Runs one rank's row of a lowered table."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from step0_monolith.model import Draw, Tensors
+from step1_partition.stage import Stage
+from step2_comms.channel import Handle
+from step2_comms.contract import Message
+from step2_comms.p2p import Edge, Messages
+from step2_comms.world import World
+from step4_sharded.boundaries import Specs
+from step5_orchestrator.actions import Action, Value, makes, needs
+from step5_orchestrator.emulate import Milliseconds, sleep_out
+from step5_orchestrator.lowering import Instruction, Receive, Send, lower
+from step5_orchestrator.table import Table
+
+KEPT_ITERATIONS = 25
+
+
+class Event(NamedTuple):
+    """One action as it ran, in seconds of this host's clock."""
+
+    action: Action
+    start: float
+    end: float
+
+
+def _edge(value: Value, source: int, destination: int) -> Edge:
+    return ("forward" if value.kind == "activation" else "backward", source, destination)
+
+
+def edges(table: Table) -> list[Edge]:
+    """All edges that the table's messages use."""
+    return [
+        _edge(instruction.value, rank, instruction.peer)
+        for rank, row in enumerate(lower(table))
+        for instruction in row
+        if isinstance(instruction, Send)
+    ]
+
+
+class Executor:
+    """One rank's part of a table, run again for each batch.
+
+    It knows rows, values and stages, and the name of no schedule.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        world: World,
+        stages: Mapping[int, Stage],
+        table: Table,
+        messages: Messages,
+        *,
+        emulate: Milliseconds | None = None,
+    ) -> None:
+        """name: of the pass, "train" or "evaluate"; the latter keeps nothing for a backward."""
+        self._name, self._world, self._stages, self._messages = name, world, stages, messages
+        self._table, self._emulate = table, emulate
+        self._row: list[Instruction] = lower(table)[world.rank]
+        self._values: dict[Value, Tensors | Handle | None] = {}
+        self._losses: Sequence[Callable[..., Tensor]] = ()
+        self._iteration, self._seed = 0, 0
+        self.peak_in_flight = 0
+        self.events: list[Event] = []
+        self.kept_events: deque[list[Event]] = deque(maxlen=KEPT_ITERATIONS)
+
+    def agree(self, boundaries: Mapping[int, Sequence[Specs]]) -> None:
+        """Tells each channel the messages of this pass, in the order of the row; called on every rank."""
+        scripts: dict[Edge, list[Message]] = {}
+        rank = self._world.rank
+        for instruction in self._row:
+            if not isinstance(instruction, Send | Receive):
+                continue
+            value, peer = instruction
+            edge = _edge(value, *((rank, peer) if isinstance(instruction, Send) else (peer, rank)))
+            specs = boundaries[value.place][value.microbatch]
+            if value.kind == "gradient":
+                specs = tuple(spec._replace(requires_grad=False) for spec in specs if spec.requires_grad)
+            scripts.setdefault(edge, []).append(Message(str(value), specs))
+        for edge in sorted(scripts):
+            self._messages.channel(*edge).agree(scripts[edge], self._name)
+
+    def run(
+        self,
+        inputs: Sequence[Tensors] | None,
+        losses: Sequence[Callable[..., Tensor]] | None,
+        *,
+        seed: int = 0,
+        iteration: int = 0,
+    ) -> list[Tensors]:
+        """Runs the row once.
+
+        inputs: what enters stage 0, for each microbatch; needed on its rank. losses: for each microbatch the function
+        from the last stage's outputs to its share of the loss; needed on the last stage's rank to train. Returns on
+        that rank the shares (or the outputs, to evaluate) in the order of the microbatches, elsewhere [].
+        """
+        self._values = {}
+        for m, tensors in enumerate(inputs or ()):
+            self._values[Value("activation", 0, m)] = tensors
+        self._losses, self._iteration, self._seed = losses or (), iteration, seed
+        self.events = []
+        self._messages.begin(self._name)
+        for instruction in self._row:
+            if isinstance(instruction, Send):
+                self._send(instruction)
+            elif isinstance(instruction, Receive):
+                self._receive(instruction)
+            else:
+                self._act(instruction)
+        self.kept_events.append(self.events)
+        last = self._table.num_stages
+        ends = [Value("activation", last, m) for m in range(self._table.num_microbatches)]
+        outputs = [self._values.pop(value) for value in ends if value in self._values]
+        self._values = {}
+        return outputs
+
+    def _send(self, instruction: Send) -> None:
+        value, peer = instruction
+        send = self._messages.send_forward if value.kind == "activation" else self._messages.send_backward
+        send(str(value), self._values.pop(value), wait=False, peer=peer)
+
+    def _receive(self, instruction: Receive) -> None:
+        value, peer = instruction
+        receive = self._messages.recv_forward if value.kind == "activation" else self._messages.recv_backward
+        self._values[value] = receive(str(value), wait=False, peer=peer)
+
+    def _take(self, value: Value) -> Tensors | None:
+        """The value, once it is here; None for the gradient of the loss, which nobody makes."""
+        found = self._values.pop(value, None)
+        return found.wait() if isinstance(found, Handle) else found
+
+    def _act(self, action: Action) -> None:
+        operands = [self._take(value) for value in needs(action) if value.kind != "saved"]
+        self._world.watch.busy(str(action))
+        start = time.perf_counter()
+        if action.op == "F":
+            self._forward(action, *operands)
+        else:
+            self._backward(action, *operands)
+        if self._emulate is not None:
+            sleep_out(start, self._emulate[action.op])
+        self.events.append(Event(action, start, time.perf_counter()))
+
+    def _forward(self, action: Action, inputs: Tensors) -> None:
+        """Runs a stage forward on one microbatch and puts what it makes where the next action looks for it."""
+        stage = self._stages[action.stage]
+        # BEGIN SOLUTION step5.forward
+        made = makes(action)[0]
+        if self._name == "evaluate":
+            self._values[made] = stage.evaluate(inputs)
+            return
+        loss = self._losses[action.microbatch] if action.stage == self._table.num_stages - 1 else None
+        draw = Draw(self._seed, self._iteration, action.microbatch)
+        outputs = stage.forward(action.microbatch, inputs, loss=loss, draw=draw)
+        self._values[made] = tuple(x.detach() for x in outputs) if loss else outputs
+        self.peak_in_flight = max(self.peak_in_flight, sum(s.in_flight for s in self._stages.values()))
+        # END SOLUTION
+
+    def _backward(self, action: Action, gradients: Tensors | None) -> None:
+        """Runs a stage backward on one microbatch and puts the gradient where it is looked for."""
+        stage = self._stages[action.stage]
+        # BEGIN SOLUTION step5.backward
+        (made,) = makes(action)
+        self._values[made] = stage.backward(action.microbatch, gradients)
+        # END SOLUTION

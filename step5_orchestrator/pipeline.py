@@ -1,0 +1,150 @@
+"""A pipeline: stages on ranks, a table, and messages; runs a batch and returns its loss on every rank."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from step0_monolith.data import microbatches
+from step0_monolith.loss import batch_weight, loss_share, total
+from step0_monolith.model import Tensors
+from step0_monolith.reference import metrics
+from step1_partition.batch_norm import check_batch_norm
+from step1_partition.stage import Stage
+from step2_comms.contract import Spec
+from step2_comms.p2p import Messages
+from step2_comms.world import World
+from step4_sharded.boundaries import agree_on_boundaries
+from step5_orchestrator.emulate import Milliseconds
+from step5_orchestrator.executor import Executor, edges
+from step5_orchestrator.naive import forward_only
+from step5_orchestrator.table import Table, TableError, check
+
+
+class Pipeline:
+    """This rank's part of a pipeline.
+
+    Every method is called on every rank. The batch's inputs are needed on the rank of the first stage and its targets
+    on the rank of the last; elsewhere they may be None.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        stages: Mapping[int, Stage],
+        table: Table,
+        *,
+        seed: int = 0,
+        emulate: Milliseconds | None = None,
+        share: Callable[[Tensor, Tensor, int], Tensor] = loss_share,
+    ) -> None:
+        """stages: this rank's, by stage number, as the table has them. share: a microbatch's share of the loss.
+
+        Raises TableError, before any message, for a table that cannot be run here.
+        """
+        check(table)
+        if table.num_ranks != world.size:
+            raise TableError(f"{table.name} has {table.num_ranks} rows, but there are {world.size} ranks")
+        if sorted(stages) != table.stages_of(world.rank):
+            raise TableError(f"{table.name} has stages {table.stages_of(world.rank)} here, not {sorted(stages)}")
+        self.world, self.stages, self.table = world, dict(stages), table
+        self._seed, self._share = seed, share
+        self.is_first = 0 in stages
+        self.is_last = table.num_stages - 1 in stages
+        evaluation = forward_only(table)
+        self.messages = Messages(world, [*edges(table), *edges(evaluation)])
+        self.executor = Executor("train", world, self.stages, table, self.messages, emulate=emulate)
+        self._evaluation = Executor("evaluate", world, self.stages, evaluation, self.messages)
+        self._agreed: dict[str, object] = {}
+        self._agreements = 0
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """This rank's parameters, in layer order."""
+        return [p for index in sorted(self.stages) for p in self.stages[index].parameters()]
+
+    def open(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> None:
+        """Agrees on the messages of the pass `name` for whole batches of `shape` (B, ...) and `dtype`.
+
+        Called on every rank with the same values, before the first batch and whenever the shape changes; calling it
+        again with the same shape costs nothing. Raises UsageError for a batch that cannot be cut into the table's
+        microbatches.
+        """
+        wanted = (tuple(shape), dtype)
+        if self._agreed.get(name) == wanted:
+            return
+        num_microbatches = self.table.num_microbatches
+        if shape[0] < num_microbatches:
+            raise TableError(f"{shape[0]} rows cannot be cut into {num_microbatches} microbatches; give each a row")
+        pieces = [tuple(piece.shape) for piece in microbatches(torch.empty(shape, device="meta"), num_microbatches)]
+        if name == "train":
+            for stage in self.stages.values():
+                check_batch_norm(stage.modules, [piece[0] for piece in pieces], stage.first_layer)
+        inputs = [(Spec(piece, dtype),) for piece in pieces]
+        self._agreements += 1
+        with self._mode(training=name == "train"):
+            boundaries = agree_on_boundaries(
+                self.world, self.stages, self.table.rank_of_stage, inputs, f"{name}/{self._agreements}"
+            )
+        (self.executor if name == "train" else self._evaluation).agree(boundaries)
+        self._agreed[name] = wanted
+
+    def run(self, inputs: Tensor | None, targets: Tensor | None, iteration: int = 0) -> Tensor:
+        """One batch forward and backward: adds to the gradients, returns the batch's loss (float64) on every rank."""
+        losses = None
+        if self.is_last:
+            targets = targets.to(self.world.device)
+            weight = batch_weight(targets)
+            pieces = microbatches(targets, self.table.num_microbatches)
+            losses = [partial(self._share, targets=piece, weight=weight) for piece in pieces]
+        shares = self.executor.run(self._cut(inputs), losses, seed=self._seed, iteration=iteration)
+        loss = total([share for (share,) in shares]).cpu() if self.is_last else torch.zeros((), dtype=torch.float64)
+        return self._from_last(loss)
+
+    def evaluate(self, inputs: Tensor | None, targets: Tensor | None) -> dict[str, float]:
+        """`accuracy` and `loss` on every rank, forward only, in evaluation mode; nothing else changes."""
+        with self._mode(training=False):
+            outputs = self._evaluation.run(self._cut(inputs), None)
+        values = torch.zeros(2, dtype=torch.float64)
+        if self.is_last:
+            found = metrics([output for (output,) in outputs], targets.to(self.world.device))
+            values = torch.tensor([found["accuracy"], found["loss"]], dtype=torch.float64)
+        accuracy, loss = self._from_last(values).tolist()
+        return {"accuracy": accuracy, "loss": loss}
+
+    def close(self) -> None:
+        """Waits for the messages under way and closes the communicators."""
+        self.messages.close()
+
+    def _cut(self, inputs: Tensor | None) -> list[Tensors] | None:
+        if not self.is_first:
+            return None
+        pieces = microbatches(inputs.to(self.world.device), self.table.num_microbatches)
+        return [(piece,) for piece in pieces]
+
+    def _from_last(self, value: Tensor) -> Tensor:
+        if self.world.size == 1:
+            return value
+        return self.world.broadcast(value, self.table.rank_of_stage[-1])
+
+    def _mode(self, training: bool) -> "_Mode":
+        return _Mode([module for stage in self.stages.values() for module in stage.modules], training)
+
+
+class _Mode:
+    """Evaluation mode inside a `with`, and each module's own mode again afterwards; training changes nothing."""
+
+    def __init__(self, modules: Sequence[torch.nn.Module], training: bool) -> None:
+        self._modules, self._training = modules, training
+        self._before: list[tuple[torch.nn.Module, bool]] = []
+
+    def __enter__(self) -> None:
+        if self._training:
+            return
+        self._before = [(m, m.training) for module in self._modules for m in module.modules()]
+        for module in self._modules:
+            module.eval()
+
+    def __exit__(self, *error: object) -> None:
+        for module, mode in self._before:
+            module.training = mode
