@@ -73,6 +73,20 @@ def _seeded(draw: Draw, index: int, device: torch.device):
         yield
 
 
+@contextlib.contextmanager
+def evaluating(modules: Sequence[nn.Module]):
+    """Evaluation mode and no gradients inside; every module has its own mode again afterwards."""
+    before = [(m, m.training) for module in modules for m in module.modules()]
+    for module in modules:
+        module.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in before:
+            module.training = mode
+
+
 def run_layers(modules: Sequence[nn.Module], inputs: Tensors, first_layer: int = 0, draw: Draw | None = None) -> Tensors:
     """Runs modules one after another; each takes and returns a tensor, or a tuple where several travel together.
 

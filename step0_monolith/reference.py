@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
 from step0_monolith.data import microbatches
 from step0_monolith.loss import IGNORE_INDEX, batch_weight, loss_share, total
-from step0_monolith.model import Draw, run_layers
+from step0_monolith.model import Draw, evaluating, run_layers
 
 
 def forward_backward(
@@ -36,17 +35,11 @@ def forward_backward(
     return total(shares)
 
 
-@torch.no_grad()
 def evaluate(modules: Sequence[nn.Module], inputs: Tensor, targets: Tensor, num_microbatches: int) -> dict[str, float]:
     """`accuracy` (0..1) and `loss` over the given rows, in evaluation mode; leaves the modules as they were."""
-    modes = [module.training for module in modules]
-    outputs = []
-    for module in modules:
-        module.eval()
-    for piece in microbatches(inputs, num_microbatches):
-        outputs.extend(run_layers(modules, (piece,)))
-    for module, mode in zip(modules, modes, strict=True):
-        module.train(mode)
+    with evaluating(modules):
+        pieces = microbatches(inputs, num_microbatches)
+        outputs = [output for piece in pieces for output in run_layers(modules, (piece,))]
     return metrics(outputs, targets)
 
 

@@ -48,8 +48,7 @@ class Stage:
         """
         # BEGIN SOLUTION step1.stage_forward
         received = tuple(x.detach().requires_grad_(x.requires_grad) for x in inputs)
-        values = tuple(x.clone() for x in received) if self._copies_input else received
-        outputs = run_layers(self.modules, values, self.first_layer, draw)
+        outputs = run_layers(self.modules, self._own(received), self.first_layer, draw)
         if loss is not None:
             outputs = (loss(*outputs),)
         self._saved[microbatch] = (received, outputs)
@@ -77,5 +76,7 @@ class Stage:
     @torch.no_grad()
     def evaluate(self, inputs: Tensors) -> Tensors:
         """Runs the layers on one microbatch in whatever mode they are in, and keeps nothing."""
-        values = tuple(x.clone() for x in inputs) if self._copies_input else inputs
-        return run_layers(self.modules, values, self.first_layer)
+        return run_layers(self.modules, self._own(inputs), self.first_layer)
+
+    def _own(self, inputs: Tensors) -> Tensors:
+        return tuple(x.clone() for x in inputs) if self._copies_input else inputs

@@ -68,7 +68,8 @@ def explain(notes: Mapping[int, Note], start: int, num_ranks: int) -> str:
             break
         if following in chain:
             cycle = chain[chain.index(following) :]
-            return "deadlock: " + ", ".join(notes[rank].sentence() for rank in cycle)
+            first = cycle.index(min(cycle))  # every rank of the cycle says the same sentence
+            return "deadlock: " + ", ".join(notes[rank].sentence() for rank in cycle[first:] + cycle[:first])
         chain.append(following)
         if following not in notes:
             break

@@ -48,7 +48,10 @@ def one_receives_first(world: World, outgoing: Tensor) -> Tensor:
 
 
 def both_isend(world: World, outgoing: Tensor) -> Tensor:
-    """The second cure: start the send, receive, and only then wait for the send; `outgoing` stays as it is until then."""
+    """The second cure: start the send, receive, and only then wait for the send.
+
+    `outgoing` must not change before that wait: what the receiver gets would change with it.
+    """
     peer = 1 - world.rank
     work = dist.isend(outgoing, peer)
     incoming = _receive(world, outgoing)
@@ -71,7 +74,8 @@ def exchange(world: World, num_floats: int, cure: str) -> None:
 
 
 def _floats(rank: int, num_floats: int) -> Tensor:
-    return torch.arange(num_floats, dtype=torch.float32) + rank
+    # A remainder below 2**24, so that every value is exact in float32 and differs from its neighbours.
+    return ((torch.arange(num_floats) + rank) % 65521).float()
 
 
 def _send(world: World, tensor: Tensor) -> None:
@@ -89,6 +93,7 @@ def _receive(world: World, like: Tensor) -> Tensor:
 
 
 def main() -> None:
+    """Runs one exchange between two ranks."""
     program = "step3_pingpong.deadlock"
     takes = {DeadlockOptions: None, WorldOptions: ("timeout",)}
     options, world_options = parse(torchrun_command(program, 2), __doc__, takes)
@@ -96,7 +101,8 @@ def main() -> None:
     # On the CPU: the rule "send waits for the receiver" is gloo's; NCCL queues both calls on the GPU instead.
     with open_world(launch, replace(world_options, device="cpu")) as world:
         exchange(world, options.num_floats, options.cure)
-        if all(world.gather(True) or ()) and world.rank == 0:
+        world.gather("checked")  # rank 0 speaks for both only when rank 1 has checked its message too
+        if world.rank == 0:
             print(f"cure {options.cure}: both ranks have all {options.num_floats:,} floats of the other")
 
 

@@ -1,5 +1,6 @@
 """A pipeline: stages on ranks, a table, and messages; runs a batch and returns its loss on every rank."""
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from step0_monolith.data import microbatches
 from step0_monolith.loss import batch_weight, loss_share, total
-from step0_monolith.model import Tensors
+from step0_monolith.model import Tensors, evaluating
 from step0_monolith.reference import metrics
 from step1_partition.batch_norm import check_batch_norm
 from step1_partition.stage import Stage
@@ -74,7 +75,7 @@ class Pipeline:
         if self._agreed.get(name) == wanted:
             return
         num_microbatches = self.table.num_microbatches
-        if shape[0] < num_microbatches:
+        if name == "train" and shape[0] < num_microbatches:
             raise TableError(f"{shape[0]} rows cannot be cut into {num_microbatches} microbatches; give each a row")
         pieces = [tuple(piece.shape) for piece in microbatches(torch.empty(shape, device="meta"), num_microbatches)]
         if name == "train":
@@ -82,7 +83,8 @@ class Pipeline:
                 check_batch_norm(stage.modules, [piece[0] for piece in pieces], stage.first_layer)
         inputs = [(Spec(piece, dtype),) for piece in pieces]
         self._agreements += 1
-        with self._mode(training=name == "train"):
+        modules = [module for stage in self.stages.values() for module in stage.modules]
+        with contextlib.nullcontext() if name == "train" else evaluating(modules):
             boundaries = agree_on_boundaries(
                 self.world, self.stages, self.table.rank_of_stage, inputs, f"{name}/{self._agreements}"
             )
@@ -103,7 +105,7 @@ class Pipeline:
 
     def evaluate(self, inputs: Tensor | None, targets: Tensor | None) -> dict[str, float]:
         """`accuracy` and `loss` on every rank, forward only, in evaluation mode; nothing else changes."""
-        with self._mode(training=False):
+        with evaluating([module for stage in self.stages.values() for module in stage.modules]):
             outputs = self._evaluation.run(self._cut(inputs), None)
         values = torch.zeros(2, dtype=torch.float64)
         if self.is_last:
@@ -126,25 +128,3 @@ class Pipeline:
         if self.world.size == 1:
             return value
         return self.world.broadcast(value, self.table.rank_of_stage[-1])
-
-    def _mode(self, training: bool) -> "_Mode":
-        return _Mode([module for stage in self.stages.values() for module in stage.modules], training)
-
-
-class _Mode:
-    """Evaluation mode inside a `with`, and each module's own mode again afterwards; training changes nothing."""
-
-    def __init__(self, modules: Sequence[torch.nn.Module], training: bool) -> None:
-        self._modules, self._training = modules, training
-        self._before: list[tuple[torch.nn.Module, bool]] = []
-
-    def __enter__(self) -> None:
-        if self._training:
-            return
-        self._before = [(m, m.training) for module in self._modules for m in module.modules()]
-        for module in self._modules:
-            module.eval()
-
-    def __exit__(self, *error: object) -> None:
-        for module, mode in self._before:
-            module.training = mode

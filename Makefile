@@ -1,0 +1,119 @@
+# Each target first sets up .venv when that is needed. Works with GNU make 3.81 and later.
+
+STEPS := 0 1 2 3 4 5 6
+BIN := .venv/bin
+READY := .venv/set-up-done
+UNFINISHED := .venv.unfinished
+TORCHRUN := $(BIN)/torchrun --standalone --nproc-per-node
+PYTEST = $(BIN)/python -m pytest --durations=10 $(if $(STEP),--step $(STEP))
+
+# Without this, torchrun prints a notice about the number of threads. The programs set it themselves: --threads.
+OMP_NUM_THREADS ?= 1
+export OMP_NUM_THREADS
+export REQUIRE
+
+# Checked while the Makefile is read, so that a mistake is one line and nothing has been installed by then.
+ifneq ($(filter check check-all,$(MAKECMDGOALS)),)
+override STEP := $(strip $(STEP))
+ifneq ($(STEP),)
+ifneq ($(words $(STEP)) $(filter $(STEPS),$(STEP)),1 $(STEP))
+$(error STEP=$(STEP) is not a step; choose one of $(STEPS))
+endif
+endif
+endif
+
+.PHONY: help setup train check check-all step0 step1 step2 step3 step4 step5 step6 lint FORCE
+
+help: ## lists these commands
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/make \1 - \2/p' Makefile | awk -F ' - ' '{ printf "%-16s %s\n", $$1, $$2 }'
+	@echo
+	@echo "Options: STEP=3 (check one step only), REQUIRE=gpu,root,browser (what cannot run counts as failed),"
+	@echo "ARGS='--num-iterations 10' (added to the command), PYTHON=python3.12 and PIP_ARGS='...' (for the set-up)"
+
+setup: $(READY) ## makes .venv with everything in it, once; the others call it
+	@echo "Ready. Before a bare python or torchrun: source .venv/bin/activate"
+
+train: $(READY) ## trains on handwritten digits with 4 ranks under 1F1B
+	$(TORCHRUN) 4 -m step6_schedules.train $(ARGS)
+
+check: $(READY) ## runs the tests and prints the scoreboard (minutes)
+	$(PYTEST) -m "not slow" $(ARGS)
+
+check-all: $(READY) ## the slow tests and the full matrices too
+	$(PYTEST) $(ARGS)
+
+step0: $(READY) ## the whole model in one process
+	$(BIN)/python -m step0_monolith $(ARGS)
+
+step1: $(READY) ## the model cut into stages, run by hand
+	$(BIN)/python -m step1_partition $(ARGS)
+
+step2: $(READY) ## messages between ranks
+	$(TORCHRUN) 4 -m step2_comms $(ARGS)
+
+step3: $(READY) ## one activation there, one gradient back
+	$(TORCHRUN) 2 -m step3_pingpong $(ARGS)
+
+step4: $(READY) ## each rank builds its own stage
+	$(TORCHRUN) 4 -m step4_sharded $(ARGS)
+
+step5: $(READY) ## training from a table of actions
+	$(TORCHRUN) 4 -m step5_orchestrator $(ARGS)
+
+step6: $(READY) ## naive, GPipe and 1F1B
+	$(TORCHRUN) 4 -m step6_schedules $(ARGS)
+
+lint: $(READY) ## checks style and format
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+# Prints the first Python that will do, or "error:" and the reason.
+CANDIDATES = $(if $(PYTHON),"$(PYTHON)",python3.11 python3.12 python3.13 python3.10 python3)
+FIND_PYTHON = why="$(if $(PYTHON),$(PYTHON) does not run,found none; install it, or say PYTHON=path)"; \
+	for python in $(CANDIDATES); do \
+	    version=`"$$python" -c "import sys; print('%d.%d' % sys.version_info[:2])" 2>/dev/null` || continue; \
+	    case "$$version" in \
+	        (3.[1-9][0-9]) ;; \
+	        (*) why="found $$version; install a newer one, or say PYTHON=path"; continue;; \
+	    esac; \
+	    if "$$python" -c "import venv, ensurepip" 2>/dev/null; then echo "$$python"; exit; fi; \
+	    novenv="$$python has no venv: install it (Debian and Ubuntu: apt install python3-venv), or say PYTHON=path"; \
+	done; \
+	echo "error: $${novenv:-Python 3.10 or newer is needed: $$why}"
+
+# What pip was told at the last set-up. Other PIP_ARGS (for the CPU instead of the CUDA build of torch) start from an
+# empty .venv, since pip would find the build that is there good enough.
+TOLD := $(strip $(shell cat $(READY) 2>/dev/null))
+TELL := $(if $(strip $(PIP_ARGS)),$(strip $(PIP_ARGS)),$(TOLD))
+quoted = '$(subst ','\'',$(1))'
+ifneq ($(TELL),$(TOLD))
+$(READY): FORCE
+endif
+
+# A set-up that did not reach its end is done again from the start. A .venv made by hand is filled, not replaced.
+$(READY): requirements.txt
+	$(eval FOUND := $$(shell $$(FIND_PYTHON)))
+	$(if $(filter error:,$(firstword $(FOUND))),$(error $(wordlist 2,99,$(FOUND))))
+	@set -e; \
+	if [ -f $(UNFINISHED) ] || { [ -f $(READY) ] && [ $(call quoted,$(TELL)) != $(call quoted,$(TOLD)) ]; } \
+	    || ! $(BIN)/python -c "import sys, pip; sys.exit(sys.version_info < (3, 10))" 2>/dev/null; \
+	then \
+	    echo "Making .venv with $(FOUND)"; \
+	    touch $(UNFINISHED); \
+	    "$(FOUND)" -m venv --clear .venv; \
+	fi; \
+	touch $(UNFINISHED); \
+	$(BIN)/python -m pip install --disable-pip-version-check $(TELL) -r requirements.txt; \
+	$(BIN)/python -c "$$REGISTER"; \
+	printf '%s\n' $(call quoted,$(TELL)) > $(READY); \
+	rm $(UNFINISHED)
+
+# The repository's folder on the path of .venv, so that running a file by its path works from anywhere. Relative, so
+# that the folder can be moved.
+define REGISTER
+import os, sysconfig
+folder = sysconfig.get_path('purelib')
+with open(os.path.join(folder, 'pipeline_course.pth'), 'w') as file:
+    file.write(os.path.relpath(os.getcwd(), folder) + '\n')
+endef
+export REGISTER

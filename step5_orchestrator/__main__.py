@@ -1,0 +1,15 @@
+"""torchrun --standalone --nproc-per-node 4 -m step5_orchestrator: trains a pipeline under naive stop-and-wait."""
+
+from step0_monolith.options import run_program
+from step5_orchestrator.naive import naive
+from step5_orchestrator.program import train_program
+
+SCHEDULES = {"naive": naive}
+
+
+def main() -> None:
+    train_program("step5_orchestrator", __doc__, SCHEDULES, "naive")
+
+
+if __name__ == "__main__":
+    run_program(main)

@@ -1,0 +1,24 @@
+"""torchrun --standalone --nproc-per-node 4 -m step6_schedules: trains a pipeline under any schedule."""
+
+from step0_monolith.options import run_program
+from step5_orchestrator.program import train_program
+from step5_orchestrator.trainer import Trainer
+from step6_schedules.schedules import SCHEDULES
+from step6_schedules.timeline import TimelineOptions, draw_timeline
+
+
+def draw(options: TimelineOptions, trainer: Trainer) -> None:
+    """Draws a typical iteration of the run, on rank 0."""
+    if options.timeline is None:
+        return
+    measured = trainer.timeline()
+    if measured is not None:
+        draw_timeline(options.timeline, trainer.table, trainer.predicted_cost, measured, trainer.cost_unit)
+
+
+def main() -> None:
+    train_program("step6_schedules", __doc__, SCHEDULES, "1f1b", TimelineOptions, draw)
+
+
+if __name__ == "__main__":
+    run_program(main)

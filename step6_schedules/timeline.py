@@ -1,0 +1,85 @@
+"""The timeline picture: what the table predicts above what the run measured."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from step0_monolith.files import write_whole
+from step0_monolith.options import Options, option, optional, output_file
+from step5_orchestrator.executor import Event
+from step5_orchestrator.numbers import bubble, peak_in_flight
+from step5_orchestrator.table import Table, timing
+
+# Blue and orange of Okabe and Ito's palette, told apart by colour-blind readers; B is also darker, for grey prints.
+COLOURS = {"F": "#56b4e9", "B": "#d55e00"}
+NAMES = {"F": "forward", "B": "backward"}
+
+
+@dataclass(frozen=True)
+class TimelineOptions(Options):
+    """Where the picture goes."""
+
+    timeline: Path | None = option(
+        None, optional(output_file(".png", ".svg")), "file for a picture of one iteration, predicted above measured"
+    )
+
+
+def predicted_events(table: Table, cost: Mapping[str, float]) -> list[list[Event]]:
+    """The table's own timing as one list of events a rank, in the unit of the costs."""
+    times = timing(table, cost)
+    return [[Event(action, *times[action]) for action in row] for row in table.rows]
+
+
+def draw_timeline(
+    path: Path, table: Table, cost: Mapping[str, float], measured: Sequence[Sequence[Event]], unit: str, note: str = ""
+) -> None:
+    """Writes the picture; needs no display.
+
+    cost: of F and B, in `unit`, for the predicted half. measured: one iteration's events, a list a rank, in seconds.
+    note: words for the title of the measured half, such as how it was measured.
+    """
+    from matplotlib.figure import Figure  # imported late: only rank 0 draws, and the import takes a second
+
+    start = min(events[0].start for events in measured)
+    in_ms = [[Event(e.action, (e.start - start) * 1e3, (e.end - start) * 1e3) for e in row] for row in measured]
+    predicted = predicted_events(table, cost)
+    height = 1.6 + 2 * (0.32 * table.num_ranks + 0.55)
+    figure = Figure(figsize=(11, height), layout="constrained")
+    upper, lower = figure.subplots(2, 1)
+    peaks = " ".join(map(str, peak_in_flight(table)))
+    title = f"predicted: {table.name}, bubble {bubble(table, cost):.3f}, peak in flight {peaks}"
+    _draw(upper, predicted, title, f"time ({unit})")
+    wall = max(row[-1].end for row in in_ms)
+    busy = sum(event.end - event.start for row in in_ms for event in row)
+    share = 1 - busy / (len(in_ms) * wall)
+    _draw(lower, in_ms, f"measured: bubble {share:.3f}{' ' + note if note else ''}", "time (ms)")
+    write_whole(path, lambda temporary: figure.savefig(temporary, dpi=130))
+
+
+def _draw(axes, rows: Sequence[Sequence[Event]], title: str, label: str) -> None:
+    end = max(row[-1].end for row in rows)
+    seen: set[str] = set()
+    for rank, row in enumerate(rows):
+        axes.barh(rank, end, left=0, height=0.8, color="#eeeeee", zorder=0)
+        for action, start, stop in row:
+            name = None if action.op in seen else NAMES[action.op]
+            seen.add(action.op)
+            axes.barh(
+                rank, stop - start, left=start, height=0.8, color=COLOURS[action.op], edgecolor="white",
+                linewidth=0.5, label=name,
+            )  # fmt: skip
+            # About 120 digits fit across the figure; a cell narrower than its number stays without one.
+            if (stop - start) / end > len(str(action.microbatch)) / 120:
+                colour = "white" if action.op == "B" else "black"
+                axes.text(
+                    (start + stop) / 2, rank, action.microbatch, ha="center", va="center", fontsize=8, color=colour
+                )
+    axes.set_yticks(range(len(rows)), [f"rank {rank}" for rank in range(len(rows))])
+    axes.invert_yaxis()
+    axes.set_xlim(0, end)
+    axes.set_xlabel(label)
+    axes.set_title(title, loc="left", fontsize=10)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.tick_params(left=False)
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=len(seen), frameon=False, fontsize=8, borderaxespad=0)

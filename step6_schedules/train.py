@@ -1,0 +1,77 @@
+"""torchrun --standalone --nproc-per-node 4 -m step6_schedules.train: the main job, with its proof and its picture.
+
+Trains under a schedule, measures the bubble on a short stretch of emulated devices, and trains the monolith to compare
+the final weights bit for bit.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+from step0_monolith.config import Config
+from step0_monolith.options import RunError, parse, run_program
+from step0_monolith.result import Result
+from step0_monolith.train import ResultOptions, result_of, train
+from step1_partition.partition import PartitionOptions, partition
+from step2_comms.device import WorldOptions
+from step2_comms.launch import read_launch
+from step2_comms.world import World, open_world
+from step5_orchestrator.program import check_outputs, report, schedule_options
+from step5_orchestrator.table import Table
+from step5_orchestrator.trainer import Trainer
+from step6_schedules.schedules import SCHEDULES
+from step6_schedules.timeline import TimelineOptions, draw_timeline
+
+STRETCH_ITERATIONS = 12
+STRETCH_COST = {"F": 5.0, "B": 10.0}
+
+
+def measure_stretch(
+    config: Config, world: World, table: Table, parts: PartitionOptions, picture: Path | None
+) -> Result | None:
+    """A few iterations of a run of its own, whose actions take F=5 and B=10 ms at least; the result on rank 0."""
+    short = dataclasses.replace(config, num_iterations=STRETCH_ITERATIONS, data="random")
+    trainer = Trainer(short, world, table, layers_per_stage=parts.layers_per_stage, emulate=STRETCH_COST)
+    trainer.train()
+    result, measured = trainer.result(), trainer.timeline()
+    if measured is not None and picture is not None:
+        draw_timeline(picture, table, STRETCH_COST, measured, "ms", "on emulated devices")
+        print(f"timeline of one iteration: {picture}")
+    trainer.close()
+    return result
+
+
+def main() -> None:
+    schedule_class = schedule_options(SCHEDULES, "1f1b")
+    takes = dict.fromkeys([Config, schedule_class, PartitionOptions, WorldOptions, ResultOptions, TimelineOptions])
+    config, schedule, parts, world_options, output, picture = parse("python -m step6_schedules.train", __doc__, takes)
+    launch = read_launch("step6_schedules.train")
+    table = SCHEDULES[schedule.schedule](launch.size, config.num_microbatches)
+    partition(config.num_layers, table.num_stages, parts.layers_per_stage)
+    check_outputs(launch, output, picture)
+    with open_world(launch, world_options, config.threads) as world:
+        trainer = Trainer(config, world, table, layers_per_stage=parts.layers_per_stage)
+        trainer.train(show=True)
+        result = trainer.result()
+        trainer.close()
+        stretch = measure_stretch(config, world, table, parts, picture.timeline)
+    if launch.rank == 0:
+        conclude(config, table, result, stretch, STRETCH_COST)
+        if output.result:
+            result.write(output.result)
+
+
+def conclude(config: Config, table: Table, result: Result, stretch: Result, cost: Mapping[str, float]) -> None:
+    """Prints the numbers; trains the monolith and raises RunError unless the weights and losses are the same."""
+    result.bubble = stretch.bubble
+    print(report(result, table, cost))
+    print(f"(the bubble: median of {STRETCH_ITERATIONS} iterations in which each F takes 5 ms and each B 10 ms at least)")
+    print("training the monolith to compare ...", flush=True)
+    expected = result_of(config, train(config))
+    if (expected.weights_sha256, expected.losses) != (result.weights_sha256, result.losses):
+        raise RunError(f"the final weights or losses differ from the monolith's, whose hash is {expected.weights_sha256}")
+    print(f"equal to the monolith, bit for bit: {len(expected.losses)} losses and all final weights")
+
+
+if __name__ == "__main__":
+    run_program(main)
