@@ -81,13 +81,18 @@ FIND_PYTHON = why="$(if $(PYTHON),$(PYTHON) does not run,found none; install it,
 	done; \
 	echo "error: $${novenv:-Python 3.10 or newer is needed: $$why}"
 
-# What pip was told at the last set-up. Other PIP_ARGS (for the CPU instead of the CUDA build of torch) start from an
-# empty .venv, since pip would find the build that is there good enough.
-TOLD := $(strip $(shell cat $(READY) 2>/dev/null))
+# Where .venv was made and what pip was told then. In a folder that has moved its scripts do not run; and with other
+# PIP_ARGS (for the CPU instead of the CUDA build of torch) pip would find the build that is there good enough. Both
+# start from an empty .venv.
+MADE_IN := $(shell sed -n 1p $(READY) 2>/dev/null)
+TOLD := $(strip $(shell sed -n 2p $(READY) 2>/dev/null))
 TELL := $(if $(strip $(PIP_ARGS)),$(strip $(PIP_ARGS)),$(TOLD))
 quoted = '$(subst ','\'',$(1))'
-ifneq ($(TELL),$(TOLD))
+ifneq ($(CURDIR) $(TELL),$(MADE_IN) $(TOLD))
 $(READY): FORCE
+AFRESH := -f $(READY)
+else
+AFRESH := -f $(UNFINISHED)
 endif
 
 # A set-up that did not reach its end is done again from the start. A .venv made by hand is filled, not replaced.
@@ -95,7 +100,7 @@ $(READY): requirements.txt
 	$(eval FOUND := $$(shell $$(FIND_PYTHON)))
 	$(if $(filter error:,$(firstword $(FOUND))),$(error $(wordlist 2,99,$(FOUND))))
 	@set -e; \
-	if [ -f $(UNFINISHED) ] || { [ -f $(READY) ] && [ $(call quoted,$(TELL)) != $(call quoted,$(TOLD)) ]; } \
+	if [ -f $(UNFINISHED) ] || [ $(AFRESH) ] \
 	    || ! $(BIN)/python -c "import sys, pip; sys.exit(sys.version_info < (3, 10))" 2>/dev/null; \
 	then \
 	    echo "Making .venv with $(FOUND)"; \
@@ -105,11 +110,11 @@ $(READY): requirements.txt
 	touch $(UNFINISHED); \
 	$(BIN)/python -m pip install --disable-pip-version-check $(TELL) -r requirements.txt; \
 	$(BIN)/python -c "$$REGISTER"; \
-	printf '%s\n' $(call quoted,$(TELL)) > $(READY); \
+	printf '%s\n' $(call quoted,$(CURDIR)) $(call quoted,$(TELL)) > $(READY); \
 	rm $(UNFINISHED)
 
-# The repository's folder on the path of .venv, so that running a file by its path works from anywhere. Relative, so
-# that the folder can be moved.
+# The repository's folder on the path of .venv, so that running a file by its path works from anywhere. Relative,
+# so that it is plain ASCII whatever the folder is called.
 define REGISTER
 import os, sysconfig
 folder = sysconfig.get_path('purelib')

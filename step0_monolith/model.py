@@ -87,7 +87,9 @@ def evaluating(modules: Sequence[nn.Module]):
             module.training = mode
 
 
-def run_layers(modules: Sequence[nn.Module], inputs: Tensors, first_layer: int = 0, draw: Draw | None = None) -> Tensors:
+def run_layers(
+    modules: Sequence[nn.Module], inputs: Tensors, first_layer: int = 0, draw: Draw | None = None
+) -> Tensors:
     """Runs modules one after another; each takes and returns a tensor, or a tuple where several travel together.
 
     With `draw`, a layer that draws random numbers starts from a seed of its own (seed, iteration, microbatch, global

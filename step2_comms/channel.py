@@ -1,14 +1,14 @@
 """One direction between two ranks: messages that leave and arrive in the agreed order, each waited for exactly once."""
 
-import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from step0_monolith.model import Tensors
+from step0_monolith.options import RunError
 from step2_comms.contract import (
     ContractError,
     Message,
@@ -26,33 +26,41 @@ MAX_SENDS_UNDER_WAY = 2
 
 
 class Handle:
-    """A message under way. `wait()` returns its tensors; the second and later calls return them again."""
+    """A message under way. `wait()` returns its tensors, () for a send; later calls return them again."""
 
-    def __init__(self, channel: "Channel", call: str, works: list, buffers: list[Tensor], specs: Sequence[Spec]) -> None:
+    def __init__(
+        self, channel: "Channel", call: str, works: list, buffers: list[Tensor], specs: Sequence[Spec]
+    ) -> None:
         self._channel, self._call, self._works = channel, call, works
         # The buffers are held until the wait: gloo reads and writes them until then.
         self._buffers, self._specs = buffers, specs
         self._tensors: Tensors | None = None
+        self._error: Exception | None = None
 
     def wait(self) -> Tensors:
         """Waits until the message has been handed over (send) or is here (receive).
 
-        Raises RunError that names the root when the peer is lost or the timeout passes.
+        Raises RunError that names the root when the peer is lost or the timeout passes; later calls raise it again.
         """
+        if self._error is not None:
+            raise self._error
         if self._tensors is None:
-            watch = self._channel.world.watch
-            before = watch.doing
-            watch.doing = ("waits", self._call, self._channel.peer, time.monotonic())
             try:
-                for work in self._works:
-                    work.wait()
-            except RuntimeError as error:
-                raise watch.explained(error) from error
-            watch.doing = before
-            self._works = []
+                with self._channel.world.watch.waiting(self._call, self._channel.peer):
+                    # Each work only once: a second wait on the same one can hang.
+                    while self._works:
+                        self._works.pop(0).wait()
+            except RunError as error:
+                self._error = error
+                raise
             self._tensors = self._channel.finished(self, self._buffers, self._specs)
             self._buffers = []
         return self._tensors
+
+    def give_up(self) -> None:
+        """Lets go of the message; a later `wait` raises RunError."""
+        self._error = RunError(f"{self._call} was given up: the channel is closed")
+        self._works, self._buffers = [], []
 
 
 class Channel:
@@ -71,7 +79,6 @@ class Channel:
         self.bytes_sent = 0
         self._group = group
         self._scripts: dict[str, Script] = {}
-        self._versions: dict[str, int] = {}
         self._pass, self._position = "", 0
         self._under_way: deque[Handle] = deque()
 
@@ -81,9 +88,12 @@ class Channel:
         The sender gives the script. The receiver learns it; if it gives one of its own, the two must agree in every
         label, shape and dtype. Raises ContractError on the end that sees the difference.
         """
-        version = self._versions[name] = self._versions.get(name, 0) + 1
-        key = f"contract/{self.name}/{name}/{version}"
+        if self._group is None:
+            self._refuse(f"{self.name}: the channel is closed")
+        key = self.world.new_key(f"contract/{self.name}/{name}")
         if self.is_sender:
+            if script is None:
+                raise ValueError(f"{self.name}: rank {self.source} sends, so it gives the script")
             self.world.store.set(key, to_json(script))
         else:
             with self.world.watch.waiting(f"the contract of {self.name}", self.peer):
@@ -114,7 +124,10 @@ class Channel:
             )
 
     def _next(self, label: str) -> Message:
-        """The message whose turn it is, which must be the one asked for (None asks for whichever it is)."""
+        """The message whose turn it is, which must be the one asked for."""
+        if self._group is None:
+            # Without a group torch would take the group of all ranks.
+            self._refuse(f"{self.name}: the channel is closed")
         script = self._scripts.get(self._pass)
         if not script:
             self._refuse(f"{self.name}: no message was agreed on; both ends call agree() first")
@@ -150,9 +163,9 @@ class Channel:
         while len(self._under_way) >= MAX_SENDS_UNDER_WAY:
             self._under_way[0].wait()
         buffers = [self._outgoing(tensor.detach()) for tensor in tensors]
-        works = self._post(dist.isend, buffers, self.destination)
-        self.bytes_sent += sum(buffer.nbytes for buffer in buffers)
         call = f"send_{self.direction} to rank {self.destination} ({label})"
+        works = self._post(call, dist.isend, buffers)
+        self.bytes_sent += sum(buffer.nbytes for buffer in buffers)
         handle = Handle(self, call, works, buffers, ())
         self._under_way.append(handle)
         return handle
@@ -166,19 +179,15 @@ class Channel:
         pinned = self.world.is_staged
         device = torch.device("cpu") if pinned else self.world.device
         buffers = [torch.empty(s.shape, dtype=s.dtype, device=device, pin_memory=pinned) for s in message.specs]
-        works = self._post(dist.irecv, buffers, self.source)
         call = f"recv_{self.direction} from rank {self.source} ({label})"
+        works = self._post(call, dist.irecv, buffers)
         handle = Handle(self, call, works, buffers, message.specs)
         self._under_way.append(handle)
         return handle
 
-    def _post(self, operation, buffers: list[Tensor], peer: int) -> list:
-        try:
-            return [operation(buffer, peer, group=self._group) for buffer in buffers]
-        except (RuntimeError, ValueError) as error:
-            watch = self.world.watch
-            watch.doing = ("waits", f"{operation.__name__} with rank {peer}", peer, time.monotonic())
-            raise watch.explained(error) from error
+    def _post(self, call: str, operation: Callable, buffers: list[Tensor]) -> list:
+        with self.world.watch.waiting(call, self.peer):
+            return [operation(buffer, self.peer, group=self._group) for buffer in buffers]
 
     def _outgoing(self, tensor: Tensor) -> Tensor:
         if not self.world.is_staged:
@@ -195,12 +204,15 @@ class Channel:
         return tuple(x.requires_grad_(s.requires_grad) for x, s in zip(received, specs, strict=True))
 
     def flush(self) -> None:
-        """Waits for everything under way, sends and receives."""
-        while self._under_way:
+        """Waits for everything under way, sends and receives; for nothing once this rank has failed."""
+        while self._under_way and not self.world.watch.is_over:
             self._under_way[0].wait()
 
     def close(self) -> None:
-        """Closes the communicator; a peer that waits in it fails at once."""
+        """Closes the communicator; a peer that waits in it fails at once. Closing twice is allowed."""
+        # gloo keeps the connection as long as anybody holds a part of it, and each message under way does.
+        while self._under_way:
+            self._under_way.popleft().give_up()
         if self._group is not None:
             dist.destroy_process_group(self._group)
             self._group = None

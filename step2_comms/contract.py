@@ -36,10 +36,12 @@ Script = list[Message]
 
 
 def specs_of(tensors: Sequence[Tensor]) -> tuple[Spec, ...]:
+    """One Spec a tensor."""
     return tuple(Spec(tuple(x.shape), x.dtype, x.requires_grad) for x in tensors)
 
 
 def describe(specs: Sequence[Spec]) -> str:
+    """For example: (8, 16) float32 and (8,) int64."""
     return " and ".join(map(str, specs)) or "no tensor"
 
 
@@ -49,12 +51,14 @@ def same_layout(a: Sequence[Spec], b: Sequence[Spec]) -> bool:
 
 
 def to_json(script: Script) -> str:
+    """The script as text for the store."""
     return json.dumps(
         [[m.label, [[s.shape, str(s.dtype).removeprefix("torch."), s.requires_grad] for s in m.specs]] for m in script]
     )
 
 
 def from_json(text: str | bytes) -> Script:
+    """The script that `to_json` wrote."""
     return [
         Message(label, tuple(Spec(tuple(shape), getattr(torch, dtype), grad) for shape, dtype, grad in specs))
         for label, specs in json.loads(text)

@@ -18,6 +18,7 @@ class Launch:
 
 
 def torchrun_command(module: str, num_ranks: int = 4) -> str:
+    """The command line that runs `module` on ranks of this host."""
     return f"torchrun --standalone --nproc-per-node {num_ranks} -m {module}"
 
 
@@ -41,7 +42,7 @@ def read_launch(
 
     def whole(name: str, default: int) -> int:
         text = environment.get(name, str(default))
-        if not text.isdigit():
+        if not (text.isascii() and text.isdigit() and len(text) < 10):
             raise UsageError(f"{name}={text!r} is not a whole number; run: {command}")
         return int(text)
 
@@ -49,6 +50,8 @@ def read_launch(
     local_rank, local_size = whole("LOCAL_RANK", rank), whole("LOCAL_WORLD_SIZE", size)
     if not 1 <= whole("MASTER_PORT", 0) <= 65535:
         raise UsageError(f"MASTER_PORT={environment['MASTER_PORT']} is not a port (1..65535); run: {command}")
+    if not environment["MASTER_ADDR"].strip():
+        raise UsageError(f"MASTER_ADDR={environment['MASTER_ADDR']!r} is not the name of a host; run: {command}")
     if rank >= size or local_rank >= local_size or local_size > size:
         raise UsageError(
             f"RANK={rank} WORLD_SIZE={size} LOCAL_RANK={local_rank} LOCAL_WORLD_SIZE={local_size} do not fit together: "

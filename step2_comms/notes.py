@@ -10,7 +10,8 @@ class Note:
     """What one rank was doing when somebody asked.
 
     state: "waits" (in `call`, for rank `peer`; peer None: for all ranks), "busy" (in `call`), "failed" (with `error`),
-    "left" (exited before its work was done) or "finished". where: file and line. seconds: how long in this state.
+    "left" (exited before its work was done), "finished", or "silent" (did not answer; another rank wrote this note).
+    where: file and line. seconds: how long in this state.
     """
 
     rank: int
@@ -22,58 +23,84 @@ class Note:
     error: str = ""
 
     def to_json(self) -> str:
+        """The note as text for the store."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Note":
+        """The note that `to_json` wrote."""
         return cls(**json.loads(text))
 
     def sentence(self) -> str:
         """For example: rank 1 waits in send_backward to rank 0 (gradient of 1B3)."""
         if self.state == "waits":
             return f"rank {self.rank} waits in {self.call}"
+        if self.state == "busy":
+            return f"rank {self.rank} is alive but has been {self.activity()}"
         if self.state == "failed":
             return f"rank {self.rank} failed: {self.error}"
         if self.state == "finished":
             return f"rank {self.rank} has finished"
+        if self.state == "silent":
+            return f"rank {self.rank} does not answer: killed, stopped or gone"
+        return f"rank {self.rank} left before its work was done{self._place()}"
+
+    def activity(self) -> str:
+        """For example: busy for 61 s while in 2F3 at executor.py:140."""
+        return f"busy for {self.seconds:.0f} s{self._place()}"
+
+    def _place(self) -> str:
         doing = f" while in {self.call}" if self.call else ""
-        at = f" at {self.where}" if self.where else ""
-        if self.state == "left":
-            return f"rank {self.rank} left before its work was done{doing}"
-        return f"rank {self.rank} is alive but has been busy for {self.seconds:.0f} s{doing}{at}"
+        return doing + (f" at {self.where}" if self.where else "")
+
+
+# Who holds up a rank that waits for all: first those who never come, then those who are on their way.
+_HOLDS_UP = ("failed", "left", "silent", "waits", "busy", "finished")
 
 
 def _waited_for(note: Note, notes: Mapping[int, Note], num_ranks: int) -> int | None:
-    """The rank that `note` waits for. Of all ranks: one that gave no answer, else one that does not wait for all."""
+    """The rank that `note` waits for; None when it waits for nobody, or for all, who all wait in the same call."""
     if note.state != "waits":
         return None
     if note.peer is not None:
         return note.peer
-    others = [rank for rank in range(num_ranks) if rank != note.rank]
-    silent = [rank for rank in others if rank not in notes]
-    elsewhere = [rank for rank in others if rank in notes and notes[rank].peer is not None]
-    gone = [rank for rank in others if rank in notes and notes[rank].state != "waits"]
-    return next(iter(gone + silent + elsewhere), None)
+    others = [notes.get(rank, Note(rank, "silent")) for rank in range(num_ranks) if rank != note.rank]
+    elsewhere = [other for other in others if (other.state, other.call, other.peer) != ("waits", note.call, None)]
+    return min(elsewhere, key=lambda other: _HOLDS_UP.index(other.state)).rank if elsewhere else None
+
+
+def chain(notes: Mapping[int, Note], start: int, num_ranks: int) -> list[int]:
+    """The ranks from `start` along their waits: each waits for the next.
+
+    The last one waits for nobody, or has no note, or is in the list twice: then the ranks from its first place on wait
+    in a circle.
+    """
+    found = [start]
+    while found[-1] in notes and found[-1] not in found[:-1]:
+        following = _waited_for(notes[found[-1]], notes, num_ranks)
+        if following is None:
+            break
+        found.append(following)
+    return found
 
 
 def explain(notes: Mapping[int, Note], start: int, num_ranks: int) -> str:
-    """Follows the waits from rank `start` to the rank that waits for nobody, or round a cycle, and says it in a line.
+    """Follows the waits from rank `start` to the rank that waits for nobody, or round a circle, and says it in a line.
 
     A rank without a note did not answer: it was killed, stopped, or ended without a word.
     """
-    chain = [start]
-    while True:
-        following = _waited_for(notes[chain[-1]], notes, num_ranks)
-        if following is None:
-            break
-        if following in chain:
-            cycle = chain[chain.index(following) :]
-            first = cycle.index(min(cycle))  # every rank of the cycle says the same sentence
-            return "deadlock: " + ", ".join(notes[rank].sentence() for rank in cycle[first:] + cycle[:first])
-        chain.append(following)
-        if following not in notes:
-            break
-    root = chain[-1]
-    waits = ", ".join(notes[rank].sentence() for rank in chain if rank in notes and rank != root)
-    verdict = notes[root].sentence() if root in notes else f"rank {root} does not answer: killed, stopped or gone"
-    return f"{verdict}; {waits}" if waits else verdict
+    *before, root = chain(notes, start, num_ranks)
+    if root in before:
+        circle = before[before.index(root) :]
+        first = circle.index(min(circle))
+        circle = circle[first:] + circle[:first]  # so that every rank of the circle says the same sentence
+        before = before[: before.index(root)]
+        verdict = "deadlock: " + ", ".join(notes[rank].sentence() for rank in circle)
+    else:
+        note = notes.get(root, Note(root, "silent"))
+        verdict = f"all ranks wait in {note.call}" if note.state == "waits" else note.sentence()
+        if note.state == "silent":
+            # A launcher ends all ranks when one has failed, so that a rank that failed by itself comes first.
+            failed = [n.sentence() for n in notes.values() if n.state in ("failed", "left") and n.rank not in before]
+            verdict = "; ".join([*failed, verdict])
+    return "; ".join([verdict, *(notes[rank].sentence() for rank in before)])

@@ -42,6 +42,7 @@ class Messages:
             with world.watch.waiting(f"opening the edge {direction} {source} to {destination}", _other(world, edge)):
                 group = dist.new_group(members, timeout=world.timeout)
             self._channels[edge] = Channel(world, direction, source, destination, group)
+        world.at_close.append(self.close)
 
     def channel(self, direction: str, source: int, destination: int) -> Channel:
         """The channel of one edge. Raises KeyError when this rank has no such edge."""

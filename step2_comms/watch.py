@@ -5,15 +5,16 @@ import contextlib
 import os
 import signal
 import sys
+import sysconfig
 import threading
 import time
-import traceback
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 
 from step0_monolith.options import RunError
-from step2_comms.notes import Note, explain
+from step2_comms.notes import Note, chain, explain
 
 POLL_SECONDS = 0.2
 ANSWER_SECONDS = 2.0
@@ -26,18 +27,25 @@ class Watch:
     inside a message, and ends the process when its launcher has died.
     """
 
-    def __init__(self, store: dist.Store, rank: int, size: int) -> None:
+    def __init__(self, store: dist.Store, rank: int, size: int, launcher: int | None = None) -> None:
+        """launcher: process id of the launcher; None: this process's parent."""
         self.rank, self.size = rank, size
         # (state, call, peer, since): one tuple, so that the thread never sees half of a change.
         self.doing: tuple[str, str, int | None, float] = ("busy", "", None, time.monotonic())
+        # A connection of its own: the main thread may be waiting for an answer on the first one.
         self._store = store.clone()
         self._store.set_timeout(timedelta(seconds=10))
+        # The lock keeps the thread from replacing this rank's last words by an answer that was true a moment before.
+        self._lock = threading.Lock()
+        self._told: Note | None = None
         self._last_words: Note | None = None
-        self._launcher = os.getppid()
+        self._verdict: str | None = None
+        self._replaced_handler = None
+        self._launcher = os.getppid() if launcher is None else launcher
         self._stopped = threading.Event()
         self._main = threading.main_thread().ident
         atexit.register(self._leave)
-        self._thread = threading.Thread(target=self._answer, daemon=True, name="watch")
+        self._thread = threading.Thread(target=self._run, daemon=True, name="watch")
         self._thread.start()
 
     def busy(self, call: str) -> None:
@@ -46,100 +54,158 @@ class Watch:
 
     @contextlib.contextmanager
     def waiting(self, call: str, peer: int | None = None):
-        """This rank waits in `call` for `peer` (None: for all ranks); a failure inside becomes an explained RunError."""
-        before = self.doing
+        """This rank waits in `call` for `peer` (None: for all ranks); a failure inside is explained."""
+        state, doing, whom, _ = self.doing
         self.doing = ("waits", call, peer, time.monotonic())
         try:
             yield
+        except RunError:
+            raise
         except RuntimeError as error:
             raise self.explained(error) from error
-        self.doing = before
+        self.doing = (state, doing, whom, time.monotonic())
 
-    def explained(self, error: Exception) -> Exception:
-        """The RunError that names the root of `error`, found by asking all ranks what they do; takes up to 2 s."""
+    @property
+    def is_over(self) -> bool:
+        """Whether this rank has failed: nothing more can be waited for."""
+        return self._last_words is not None
+
+    def explained(self, error: Exception) -> RunError:
+        """The RunError that names the root of `error`, found by asking all ranks what they do; takes up to 2 s.
+
+        From here on this rank is over. SIGTERM is ignored until `stop`: torchrun sends it to all ranks as soon as one
+        has died, and the root must be named first.
+        """
         if isinstance(error, RunError):
             return error
-        # torchrun ends all ranks as soon as one has died; the root must be named before this one goes.
-        with contextlib.suppress(ValueError):
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        own = self._note()
-        self._last_words = own
-        try:
-            notes = self._ask(own)
-        except RuntimeError:
-            return RunError(f"rank {self.rank}: {own.sentence()}, and the launcher's store is gone too ({error})")
-        reason = "timed out" if "imed out" in str(error) or "imeout" in str(error) else "lost its peer"
-        return RunError(f"rank {self.rank} {reason}: {explain(notes, self.rank, self.size)}")
+        if self._verdict is None:
+            with contextlib.suppress(ValueError):  # only the main thread can, and only it is sure to end by itself
+                self._replaced_handler = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            self._verdict = f"rank {self.rank} {self._find_root(error)}"
+        return RunError(self._verdict)
 
     def failed(self, error: BaseException) -> None:
-        """Leaves a note that this rank failed, for those who wait for it."""
-        if self._last_words is None:
-            text = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-            if isinstance(error, SystemExit | KeyboardInterrupt):
-                self._last_words = Note(self.rank, "left", self.doing[1])
-            else:
-                self._last_words = Note(self.rank, "failed", error=text)
+        """Leaves a note that this rank failed, for those who wait for it; called before its connections close."""
+        text = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+        left = isinstance(error, SystemExit | KeyboardInterrupt)
+        note = Note(self.rank, "left", self.doing[1]) if left else Note(self.rank, "failed", error=text)
+        with self._lock:
+            self._last_words = self._last_words or note
         self._write(self._last_words)
 
     def finish(self) -> None:
         """Leaves a note that this rank has finished, and stops the thread."""
-        if self._last_words is None:
-            self._last_words = Note(self.rank, "finished")
-            self._write(self._last_words)
+        with self._lock:
+            self._last_words = self._last_words or Note(self.rank, "finished")
+        self._write(self._last_words)
         self.stop()
 
     def stop(self) -> None:
-        """Stops the thread; the last note stays."""
+        """Stops the thread and gives SIGTERM its meaning back; the last note stays."""
         atexit.unregister(self._leave)
         self._stopped.set()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(timeout=5)
+        self._thread.join(timeout=5)
+        if self._replaced_handler is not None:
+            signal.signal(signal.SIGTERM, self._replaced_handler)
+            self._replaced_handler = None
+
+    def _find_root(self, error: Exception) -> str:
+        with self._lock:
+            own = self._last_words = self._note()
+        try:
+            notes = self._ask(own)
+        except RuntimeError:
+            return f"{_reason(error)}: {own.sentence()}, and the launcher's store is gone too"
+        path = chain(notes, self.rank, self.size)
+        told = self._told
+        if told and told.state == "busy" and len(path) > 1 and path[-1] == self.rank and not _is_timeout(error):
+            # The circle is none: the rank before this one in it had given up while this one was busy.
+            self._last_words = told
+            return f"came too late, it was {told.activity()}; {notes[path[-2]].sentence()}"
+        self._write(own)
+        return f"{_reason(error)}: {explain(notes, self.rank, self.size)}"
 
     def _ask(self, own: Note) -> dict[int, Note]:
-        self._store.set(f"note/{self.rank}", own.to_json())
+        """Raises the alarm and collects notes until they lead to the root, or to a rank silent for 2 s."""
+        if self._told is None:
+            self._store.set(_key(self.rank), own.to_json())
         self._store.set("alarm", "1")
         deadline = time.monotonic() + ANSWER_SECONDS
-        notes: dict[int, Note] = {}
-        while len(notes) < self.size and time.monotonic() < deadline:
+        notes = {self.rank: own}
+        while True:
             for rank in range(self.size):
-                if rank not in notes and self._store.check([f"note/{rank}"]):
-                    notes[rank] = Note.from_json(self._store.get(f"note/{rank}"))
+                if rank not in notes and self._store.check([_key(rank)]):
+                    notes[rank] = Note.from_json(self._store.get(_key(rank)))
+            end = chain(notes, self.rank, self.size)[-1]
+            if end in notes:
+                return notes
+            if time.monotonic() > deadline:
+                # So that those who ask next need not wait for it again; an answer that comes now wins.
+                self._store.compare_set(_key(end), "", Note(end, "silent").to_json())
+                return notes
             time.sleep(0.02)
-        return notes
 
     def _note(self) -> Note:
         state, call, peer, since = self.doing
-        return Note(self.rank, state, call, peer, self._where(), time.monotonic() - since)
+        where = self._where() if state == "busy" else ""
+        return Note(self.rank, state, call, peer, where, time.monotonic() - since)
 
     def _where(self) -> str:
         """File and line of the innermost frame of the main thread that is not the standard library's or torch's."""
         frame = sys._current_frames().get(self._main)
-        if frame is None:
-            return ""
-        frames = traceback.extract_stack(frame)
-        ours = [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith(sys.base_prefix)]
-        return f"{os.path.basename(ours[-1].filename)}:{ours[-1].lineno}" if ours else ""
+        while frame is not None and not _is_ours(frame.f_code.co_filename):
+            frame = frame.f_back
+        return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}" if frame else ""
 
     def _write(self, note: Note) -> None:
         with contextlib.suppress(RuntimeError):  # the store may have gone with its host; there is nobody left to tell
-            self._store.set(f"note/{self.rank}", note.to_json())
+            self._store.set(_key(note.rank), note.to_json())
 
     def _leave(self) -> None:
         self.failed(SystemExit())
         self.stop()
 
-    def _answer(self) -> None:
-        answered = False
+    def _run(self) -> None:
+        done = False
         while not self._stopped.wait(POLL_SECONDS):
             if os.getppid() != self._launcher:
-                print(f"rank {self.rank}: its launcher died; ending too", file=sys.stderr, flush=True)
+                with contextlib.suppress(OSError):  # the terminal may have gone with the launcher
+                    os.write(2, f"rank {self.rank}: its launcher died; ending too\n".encode())
                 os._exit(1)
-            if answered:
-                continue
-            try:
-                if self._store.check(["alarm"]):
-                    answered = True
-                    if not self._store.check([f"note/{self.rank}"]):
-                        self._store.set(f"note/{self.rank}", self._note().to_json())
-            except RuntimeError:
-                answered = True  # no store, nobody to answer; keep an eye on the launcher
+            if not done:
+                try:
+                    done = self._answer()
+                except RuntimeError:
+                    done = True  # no store, nobody to answer; keep an eye on the launcher
+
+    def _answer(self) -> bool:
+        """Answers once when there is an alarm; returns whether there was one."""
+        if not self._store.check(["alarm"]):
+            return False
+        with self._lock:
+            if self._last_words is None:
+                self._told = self._note()
+                self._store.set(_key(self.rank), self._told.to_json())
+        return True
+
+
+def _key(rank: int) -> str:
+    return f"note/{rank}"
+
+
+def _is_ours(file: str) -> bool:
+    is_standard = file.startswith(sysconfig.get_path("stdlib")) and "site-packages" not in file
+    return not (is_standard or file.startswith(("<", os.path.dirname(torch.__file__))))
+
+
+def _is_timeout(error: Exception) -> bool:
+    return "imed out" in str(error) or "imeout" in str(error)
+
+
+def _reason(error: Exception) -> str:
+    """What happened in words, from the text of torch's error: there are no error classes to tell these apart."""
+    text = str(error).splitlines()[0] if str(error) else type(error).__name__
+    if _is_timeout(error):
+        return "timed out"
+    lost = ("onnection", "roken pipe", "ocket", "NCCL", "nccl", "peer")
+    return "lost its peer" if any(word in text for word in lost) else f"failed in a message ({text})"

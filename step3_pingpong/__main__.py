@@ -84,18 +84,19 @@ def check_round_trip(world: World, messages: Messages) -> None:
 
 def print_curve(points: list[Point], fitted: Fit | None) -> None:
     """One line a size: microseconds one way and MB/s, through step 2's channels and with bare calls, and predicted."""
-    print("one way    step 2 us     bare us  predicted us   step 2 MB/s     bare MB/s")
+    print("             microseconds, one way                    MB/s")
+    print("size         step 2       bare  predicted     step 2       bare")
     for point in points:
         num_bytes, ours, bare = point
         predicted = f"{1e6 * fitted.seconds(num_bytes):,.0f}" if fitted else "-"
         print(
-            f"{size_name(num_bytes):>7} {1e6 * ours:12,.0f} {1e6 * bare:11,.0f} {predicted:>13}"
-            f"{num_bytes / ours / 1e6:14,.1f} {num_bytes / bare / 1e6:13,.1f}"
+            f"{size_name(num_bytes):8} {1e6 * ours:10,.0f} {1e6 * bare:10,.0f} {predicted:>10}"
+            f" {num_bytes / ours / 1e6:10,.2f} {num_bytes / bare / 1e6:10,.2f}"
         )
     if fitted:
         latency, bandwidth = fitted
-        print(f"predicted for bare calls: {1e6 * latency:,.0f} us + bytes / ({bandwidth / 1e6:,.0f} MB/s)")
-        print(f"half of that time is latency at {latency * bandwidth / 1000:,.0f} KB")
+        print(f"predicted for bare calls: {1e6 * latency:,.0f} microseconds + bytes / ({bandwidth / 1e6:,.0f} MB/s)")
+        print(f"half of that time is latency at {latency * bandwidth:,.0f} bytes")
 
 
 def main() -> None:
@@ -116,7 +117,12 @@ def main() -> None:
             fitted = fit(points)
             print_curve(points, fitted)
             if options.curve:
-                draw(points, fitted, options.curve, f"rank 0 to rank 1, {world.backend} on {world.device.type}")
+                draw(
+                    points,
+                    fitted,
+                    options.curve,
+                    f"one message from rank 0 to rank 1 ({world.backend}, {world.device.type})",
+                )
 
 
 if __name__ == "__main__":

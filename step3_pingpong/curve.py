@@ -48,7 +48,7 @@ def sizes(max_bytes: int) -> list[int]:
 
 
 def rounds_for(num_bytes: int) -> int:
-    """Counted round trips of one size: 100 of a small message, 5 of the largest, so that no size takes much longer than another."""
+    """Counted round trips of one size: 100 of a small message, down to 5 of the largest, which takes the longest."""
     return max(5, min(100, 2**26 // num_bytes))
 
 

@@ -55,5 +55,5 @@ def draw(points: list[Point], fitted: Fit | None, path: Path, title: str) -> Non
         axes.grid(alpha=0.3)
     time_axes.set_title("time", fontsize=10)
     speed_axes.set_title("bandwidth", fontsize=10)
-    time_axes.legend(fontsize=8)
+    time_axes.legend(loc="upper left", fontsize=8)
     write_whole(path, lambda temporary: figure.savefig(temporary, dpi=90))

@@ -31,7 +31,9 @@ def main() -> None:
             all_bytes = sum(size for size, _ in reports)
             for rank, ((size, _), (start, stop)) in enumerate(zip(reports, bounds(sizes), strict=True)):
                 share = size / all_bytes
-                print(f"rank {rank}: layers {start}..{stop - 1}, {size:,} bytes of parameters, {share:.0%} of the model")
+                print(
+                    f"rank {rank}: layers {start}..{stop - 1}, {size:,} bytes of parameters, {share:.0%} of the model"
+                )
             equal, num_rows = reports[-1][1]
             print(f"monolith: {all_bytes:,} bytes")
             print(f"outputs with the monolith's bits: {equal} of {num_rows} rows")

@@ -34,14 +34,15 @@ def agree_on_boundaries(
     stages: Mapping[int, Stage],
     rank_of_stage: Sequence[int],
     inputs: Sequence[Specs] | None,
-    key: str,
+    name: str,
 ) -> dict[int, list[Specs]]:
     """Tells and learns what passes the boundaries of this rank's stages; called on every rank.
 
     stages: this rank's, by stage number. inputs: what enters stage 0, for each microbatch; needed on its rank alone.
-    key: a name that this exchange alone uses. Boundary b lies before stage b. Returns, for each boundary of this
+    name: of the pass. Boundary b lies before stage b. Returns, for each boundary of this
     rank, the tensors of each microbatch.
     """
+    key = world.new_key(f"boundary/{name}")
     found: dict[int, list[Specs]] = {}
     # In ascending order of stages no rank waits for one that waits for it, even with several stages on a rank.
     for index in sorted(stages):
@@ -49,9 +50,9 @@ def agree_on_boundaries(
             found[0] = list(inputs)
         else:
             with world.watch.waiting(f"the shapes before stage {index}", rank_of_stage[index - 1]):
-                found[index] = [m.specs for m in from_json(world.store.get(f"boundary/{key}/{index}"))]
+                found[index] = [m.specs for m in from_json(world.store.get(f"{key}/{index}"))]
         outputs = {specs: output_specs(stages[index], specs, world.device) for specs in set(found[index])}
         found[index + 1] = [outputs[specs] for specs in found[index]]
         script = [Message(str(m), specs) for m, specs in enumerate(found[index + 1])]
-        world.store.set(f"boundary/{key}/{index + 1}", to_json(script))
+        world.store.set(f"{key}/{index + 1}", to_json(script))
     return found

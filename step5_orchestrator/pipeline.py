@@ -58,7 +58,6 @@ class Pipeline:
         self.executor = Executor("train", world, self.stages, table, self.messages, emulate=emulate)
         self._evaluation = Executor("evaluate", world, self.stages, evaluation, self.messages)
         self._agreed: dict[str, object] = {}
-        self._agreements = 0
 
     def parameters(self) -> list[torch.nn.Parameter]:
         """This rank's parameters, in layer order."""
@@ -82,12 +81,9 @@ class Pipeline:
             for stage in self.stages.values():
                 check_batch_norm(stage.modules, [piece[0] for piece in pieces], stage.first_layer)
         inputs = [(Spec(piece, dtype),) for piece in pieces]
-        self._agreements += 1
         modules = [module for stage in self.stages.values() for module in stage.modules]
         with contextlib.nullcontext() if name == "train" else evaluating(modules):
-            boundaries = agree_on_boundaries(
-                self.world, self.stages, self.table.rank_of_stage, inputs, f"{name}/{self._agreements}"
-            )
+            boundaries = agree_on_boundaries(self.world, self.stages, self.table.rank_of_stage, inputs, name)
         (self.executor if name == "train" else self._evaluation).agree(boundaries)
         self._agreed[name] = wanted
 

@@ -65,11 +65,15 @@ def conclude(config: Config, table: Table, result: Result, stretch: Result, cost
     """Prints the numbers; trains the monolith and raises RunError unless the weights and losses are the same."""
     result.bubble = stretch.bubble
     print(report(result, table, cost))
-    print(f"(the bubble: median of {STRETCH_ITERATIONS} iterations in which each F takes 5 ms and each B 10 ms at least)")
+    print(
+        f"(the bubble: median of {STRETCH_ITERATIONS} iterations in which each F takes 5 ms and each B 10 ms at least)"
+    )
     print("training the monolith to compare ...", flush=True)
     expected = result_of(config, train(config))
     if (expected.weights_sha256, expected.losses) != (result.weights_sha256, result.losses):
-        raise RunError(f"the final weights or losses differ from the monolith's, whose hash is {expected.weights_sha256}")
+        raise RunError(
+            f"the final weights or losses differ from the monolith's, whose hash is {expected.weights_sha256}"
+        )
     print(f"equal to the monolith, bit for bit: {len(expected.losses)} losses and all final weights")
 
 

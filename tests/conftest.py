@@ -1,8 +1,15 @@
 """Fixtures that all steps share: the pool of ranks, and the monolith that everything is compared with."""
 
 import pytest
+import torch
 
 from tests.ranks import Pool
+
+pytest_plugins = ["tests.scoreboard"]
+
+
+# As in every rank: the number of threads can change the last bits of what a test compares ranks with.
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
 """Imported once by the process that the pool's ranks are forked from."""
 
-import torch  # noqa: F401
+import torch
 import torch.distributed  # noqa: F401
 
 import step2_comms.p2p  # noqa: F401

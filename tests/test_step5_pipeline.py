@@ -1,0 +1,379 @@
+"""Step 5: the pipeline on real ranks, with modules of every kind, against the same modules uncut."""
+
+import itertools
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from step0_monolith.data import batch, microbatch_sizes
+from step0_monolith.data import test_set as the_test_set
+from step0_monolith.model import layers
+from step0_monolith.options import UsageError
+from step0_monolith.reference import evaluate, forward_backward
+from step1_partition.stage import Stage
+from step2_comms.channel import Channel
+from step5_orchestrator.naive import naive
+from step5_orchestrator.pipeline import Pipeline
+from step5_orchestrator.trainer import Trainer, measured_bubble
+from step6_schedules.schedules import SCHEDULES
+from tests.monolith import assert_same_bits, joined, monolith, named, small
+from tests.ranks import RanksFailed
+from tests.test_step1_partition import Join, Middle, Split
+from tests.training import Job, assert_equals_monolith, buffers_of, linear_chain, run_modules, train_job
+
+
+def embedded():
+    return [nn.Embedding(50, 8), nn.Dropout(0.3), nn.Linear(8, 8), nn.ReLU(inplace=True), nn.LayerNorm(8),
+            nn.Linear(8, 10)]  # fmt: skip
+
+
+def residual():
+    return [nn.Linear(8, 8), Split(), Middle(), Join(), nn.Linear(8, 10)]
+
+
+def frozen_first():
+    modules = [nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 10)]
+    modules[0].requires_grad_(False)
+    return modules
+
+
+def batch_normed():
+    return [nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10)]
+
+
+def no_parameters_at_first():
+    return [nn.Flatten(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 10)]
+
+
+KINDS = [
+    (embedded, [1, 1, 2, 2]),
+    (residual, [1, 1, 2, 1]),
+    (residual, [2, 1, 2]),
+    (frozen_first, [1, 1, 1, 1]),
+    (batch_normed, [1, 1, 2]),
+    (no_parameters_at_first, [1, 1, 2]),
+]
+
+
+@pytest.mark.filterwarnings("ignore:layer . uses batch")
+@pytest.mark.parametrize("autocast", [False, True], ids=["", "autocast"])
+@pytest.mark.parametrize(("make", "sizes"), KINDS, ids=lambda v: v.__name__ if callable(v) else str(v))
+def test_any_modules_equal_the_uncut_ones(pool, make, sizes, autocast):
+    torch.manual_seed(0)
+    inputs = torch.randint(50, (7,)) if make is embedded else torch.randn(7, 8)
+    targets = torch.randint(10, (7,))
+    targets[1] = -100
+    ranks = pool.run(len(sizes), run_modules, make, sizes, inputs, targets, 3, "1f1b", autocast)
+    torch.manual_seed(3)
+    whole = make()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        loss = forward_backward(whole, inputs, targets, 3)
+    assert all(torch.equal(found, loss) for found, _, _ in ranks)
+    assert_same_bits(joined([gradients for _, gradients, _ in ranks]), named(whole, gradients=True))
+    if make is batch_normed:
+        assert_same_bits(joined([buffers for _, _, buffers in ranks]), buffers_of(Stage(whole)))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_targets_that_are_ignored_uneven_and_permuted(pool, schedule):
+    torch.manual_seed(1)
+    inputs, targets = torch.randn(8, 8, dtype=torch.float64), torch.randint(10, (8,))
+    ignored = targets.clone()
+    ignored[[0, 1, 2, 5]] = -100
+    losses = []
+    for chosen in (targets, ignored, targets.roll(1), torch.full_like(targets, -100)):
+        ranks = pool.run(2, run_modules, linear_chain, None, inputs, chosen, 3, schedule)
+        whole = linear_chain()
+        loss = forward_backward(whole, inputs, chosen, 3)
+        assert all(torch.equal(found, loss) for found, _, _ in ranks)
+        assert_same_bits(joined([gradients for _, gradients, _ in ranks]), named(whole, gradients=True))
+        losses.append(loss.item())
+    assert len(set(losses)) == 4
+    assert losses[3] == 0.0
+
+
+def test_two_batches_without_zero_grad_add_up(pool):
+    torch.manual_seed(1)
+    inputs, targets = torch.randn(6, 8, dtype=torch.float64), torch.randint(10, (6,))
+    ranks = pool.run(2, run_modules, linear_chain, None, inputs, targets, 2, "gpipe", False, 2)
+    whole = linear_chain()
+    forward_backward(whole, inputs, targets, 2)
+    forward_backward(whole, inputs, targets, 2)
+    assert_same_bits(joined([gradients for _, gradients, _ in ranks]), named(whole, gradients=True))
+
+
+class Marked(nn.Module):
+    """Notes which microbatch it was given: every row holds its microbatch's number."""
+
+    seen: list = []  # noqa: RUF012
+
+    def forward(self, x):
+        Marked.seen.append(int(x[0, 0]))
+        return x
+
+
+def marked_batch(world, schedule, num_microbatches):
+    Marked.seen.clear()
+    pairs = []
+
+    def share(output, targets, weight):
+        pairs.append((int(output[0, 0]), int(targets[0])))
+        return output.sum() * 0
+
+    rows = torch.cat([torch.full((n, 1), float(m)) for m, n in enumerate(microbatch_sizes(7, num_microbatches))])
+    table = SCHEDULES[schedule](world.size, num_microbatches)
+    pipeline = Pipeline(world, {world.rank: Stage([Marked()], world.rank)}, table, share=share)
+    pipeline.open("train", rows.shape, rows.dtype)
+    Marked.seen.clear()
+    pipeline.run(rows, rows[:, 0].long())
+    pipeline.close()
+    return list(Marked.seen), pairs
+
+
+@pytest.mark.parametrize(("schedule", "m"), list(itertools.product(SCHEDULES, [1, 3, 5])))
+def test_a_target_always_meets_its_own_input(pool, schedule, m):
+    results = pool.run(3, marked_batch, schedule, m)
+    for seen, _ in results:
+        assert seen == list(range(m))
+    assert results[-1][1] == [(i, i) for i in range(m)]
+
+
+def evaluate_in_between(world, config):
+    trainer = Trainer(config, world, SCHEDULES["1f1b"](world.size, config.num_microbatches))
+    before = trainer.evaluate()
+    while trainer.iteration < config.num_iterations:
+        trainer.step()
+        trainer.evaluate()
+    stages = trainer.pipeline.stages.values()
+    parameters = joined([named(s.modules, s.first_layer) for s in stages])
+    after = trainer.evaluate()
+    again = trainer.evaluate()
+    trainer.close()
+    return trainer.losses, parameters, before, after, again
+
+
+def test_evaluation_in_between_changes_nothing_and_equals_the_monolith(pool):
+    config = small()
+    ranks = pool.run(3, evaluate_in_between, config)
+    expected = monolith(config)
+    assert_same_bits(joined([parameters for _, parameters, *_ in ranks]), expected.parameters)
+    whole = layers(config)
+    first = evaluate(whole, *the_test_set(config), config.num_microbatches)
+    for losses, _, before, after, again in ranks:
+        assert losses == expected.losses
+        assert before == first
+        assert after == again != before
+
+
+def count_calls(world, config):
+    """Calls of the stage's first module and boundary gradients in each of 5 iterations."""
+    trainer = Trainer(config, world, SCHEDULES["1f1b"](world.size, config.num_microbatches))
+    (stage,) = trainer.pipeline.stages.values()
+    calls, gradients = [], []
+    stage.modules[0].register_forward_pre_hook(lambda module, args: calls.append(args[0]))
+    counts = []
+    for _ in range(5):
+        calls.clear()
+        trainer.step()
+        counts.append(len(calls))
+        gradients.append([x.grad.clone() if x.grad is not None else None for x in calls])
+        assert all(x.is_leaf for x in calls)
+    trainer.close()
+    return counts, gradients
+
+
+def test_every_iteration_calls_a_stage_as_often_and_boundary_gradients_are_fresh(pool):
+    config = small()
+    for rank, (counts, gradients) in enumerate(pool.run(3, count_calls, config)):
+        assert counts == [config.num_microbatches] * 5
+        for first, second in itertools.pairwise(gradients):
+            for a, b in zip(first, second, strict=True):
+                assert (a is None) == (b is None) == (rank == 0)
+                assert rank == 0 or not torch.equal(a, b)
+
+
+def corrupt(world, job, how):
+    """Trains with every message from rank 0 changed on its way."""
+    original = Channel._outgoing
+    held = []
+
+    def changed(channel, tensor):
+        if channel.source != 0 or channel.direction != "forward":
+            return original(channel, tensor)
+        if how == "zeroed":
+            tensor = torch.zeros_like(tensor)
+        elif how == "negated":
+            tensor = -tensor
+        elif how == "noisy":
+            tensor = tensor * (1 + 1e-6)
+        elif how == "shuffled":
+            tensor = tensor.roll(1, 0)
+        elif how == "one late":
+            held.append(tensor)
+            tensor = held[-2] if len(held) > 1 and held[-2].shape == tensor.shape else tensor
+        return original(channel, tensor.clone())
+
+    Channel._outgoing = changed
+    try:
+        return train_job(world, job)
+    finally:
+        Channel._outgoing = original
+
+
+@pytest.mark.parametrize("how", ["untouched", "zeroed", "negated", "noisy", "shuffled", "one late"])
+def test_changed_messages_are_caught_by_gradients(pool, how):
+    job = Job(small(), "1f1b")
+    ranks = pool.run(2, corrupt, job, how)
+    if how == "untouched":
+        assert_equals_monolith(ranks, job)
+        return
+    with pytest.raises(AssertionError):
+        assert_same_bits(joined([r.gradients for r in ranks]), monolith(job.config).gradients)
+    with pytest.raises(AssertionError):
+        assert_equals_monolith(ranks, job)
+
+
+def peak_bytes(world, schedule, num_microbatches):
+    """The most bytes that autograd holds for backward passes on this rank, over microbatches of 4 rows each."""
+    held, peak, alive = 0, 0, weakref.WeakSet()
+
+    class Held:
+        def __init__(self, tensor):
+            nonlocal held, peak
+            self.tensor = tensor
+            held += tensor.nbytes
+            peak = max(peak, held)
+            alive.add(self)
+
+        def __del__(self):
+            nonlocal held
+            held -= self.tensor.nbytes
+
+    torch.manual_seed(0)
+    width = 32
+    stage = Stage([nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))], world.rank)
+    table = SCHEDULES[schedule](world.size, num_microbatches)
+    pipeline = Pipeline(world, {world.rank: stage}, table, share=lambda output, targets, weight: output.sum())
+    rows = torch.randn(4 * num_microbatches, width)
+    pipeline.open("train", rows.shape, rows.dtype)
+    with torch.autograd.graph.saved_tensors_hooks(Held, lambda h: h.tensor):
+        pipeline.run(rows, torch.zeros(len(rows), dtype=torch.long))
+    left = held
+    pipeline.close()
+    return peak, left, pipeline.executor.peak_in_flight
+
+
+def test_1f1b_holds_the_same_memory_for_more_microbatches_and_gpipe_grows(pool):
+    peaks = {(s, m): pool.run(4, peak_bytes, s, m) for s in ("1f1b", "gpipe") for m in (4, 8, 16)}
+    assert all(left == 0 for ranks in peaks.values() for _, left, _ in ranks)
+    for rank in range(4):
+        # Bytes of one microbatch on this rank, from a run that holds exactly 4.
+        one = peaks["gpipe", 4][rank][0] / 4
+        for m in (4, 8, 16):
+            assert peaks["1f1b", m][rank][0] == one * (4 - rank)
+            assert peaks["gpipe", m][rank][0] == one * m
+            assert peaks["1f1b", m][rank][2] == 4 - rank
+            assert peaks["gpipe", m][rank][2] == m
+
+
+def results(world, config, schedule, emulate):
+    table = SCHEDULES[schedule](world.size, config.num_microbatches)
+    trainer = Trainer(config, world, table, emulate=emulate)
+    trainer.train()
+    result, timeline = trainer.result(), trainer.timeline()
+    trainer.close()
+    return result, timeline
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_result_and_events_under_emulation(pool, schedule):
+    config = small(num_microbatches=5)
+    (result, timeline), *others = pool.run(4, results, config, schedule, {"F": 2.0, "B": 4.0})
+    assert others == [(None, None)] * 3
+    assert result.weights_sha256 == monolith(config).weights_sha256
+    assert result.losses == monolith(config).losses
+    assert (result.schedule, result.num_ranks, result.num_stages, result.num_microbatches) == (schedule, 4, 4, 5)
+    assert len(result.iteration_seconds) == 5
+    peaks = {"naive": [1] * 4, "gpipe": [5] * 4, "1f1b": [4, 3, 2, 1]}
+    assert result.peak_in_flight == peaks[schedule]
+    message = 13 * config.width * 4  # rows x width x bytes, one way
+    assert result.bytes_sent == [message, 2 * message, 2 * message, message]
+    assert 0 < result.bubble["predicted"] <= result.bubble["measured"] < 1
+    table = SCHEDULES[schedule](4, 5)
+    assert [[event.action for event in row] for row in timeline] == [list(row) for row in table.rows]
+    for row in timeline:
+        assert all(e.end - e.start >= (0.002 if e.action.op == "F" else 0.004) for e in row)
+        assert all(a.end <= b.start for a, b in itertools.pairwise(row))
+    ends = {e.action: e.end for row in timeline for e in row}
+    starts = {e.action: e.start for row in timeline for e in row}
+    for stage, m in itertools.product(range(3), range(5)):
+        assert ends[(stage, "F", m)] <= starts[(stage + 1, "F", m)]
+        assert ends[(stage + 1, "B", m)] <= starts[(stage, "B", m)]
+
+
+def test_one_rank_sends_nothing(pool):
+    config = small()
+    ((result, _),) = pool.run(1, results, config, "1f1b", None)
+    assert result.bytes_sent == [0]
+    assert result.weights_sha256 == monolith(config).weights_sha256
+
+
+def test_measured_bubble_counts_waiting():
+    # Two ranks, four iterations of 10 s of which they work 6 and 8; the first two are left out.
+    spans = [[(0.0, 10.0, 1.0)] * 2 + [(0.0, 10.0, 6.0)] * 2, [(0.0, 9.0, 1.0)] * 2 + [(1.0, 9.0, 8.0)] * 2]
+    assert measured_bubble(spans) == pytest.approx(1 - 14 / 20)
+
+
+def wrong_table(world, kind):
+    stages = {world.rank: Stage(layers(small(), world.rank, world.rank + 1), world.rank)}
+    if kind == "ranks":
+        Pipeline(world, stages, naive(3, 2))
+    elif kind == "stages":
+        Pipeline(world, {5: next(iter(stages.values()))}, naive(2, 2))
+    else:
+        Pipeline(world, stages, naive(2, 9)).open("train", (5, 64), torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [("ranks", "has 3 rows, but there are 2 ranks"), ("stages", "not [5]"), ("rows", "5 rows cannot be cut into 9")],
+)
+def test_a_pipeline_that_does_not_fit_is_refused_on_every_rank(pool, kind, message):
+    for outcome in pool.outcomes(2, wrong_table, kind):
+        assert outcome.error.startswith("TableError")
+        assert message in outcome.error
+
+
+def test_one_row_for_batch_norm_is_refused(pool):
+    with pytest.raises(RanksFailed, match="leave it one row alone"):
+        pool.run(2, run_modules, batch_normed, [2, 2], torch.randn(5, 8), torch.randint(10, (5,)), 3, "naive")
+
+
+def two_shapes(world, config):
+    """Opens again with other batch sizes, between iterations."""
+    stages = {world.rank: Stage(layers(config, 3 * world.rank, 3 * world.rank + 3), 3 * world.rank)}
+    pipeline = Pipeline(world, stages, SCHEDULES["1f1b"](world.size, 3))
+    losses = []
+    for rows in (13, 7, 13, 5):
+        inputs, targets = batch(config, 0)
+        pipeline.open("train", (rows, 64), torch.float32)
+        losses.append(pipeline.run(inputs[:rows], targets[:rows]))
+    pipeline.close()
+    return losses, named(stages[world.rank].modules, 3 * world.rank, gradients=True)
+
+
+def test_the_batch_may_change_its_size_when_the_edges_are_opened_again(pool):
+    config = small()
+    ranks = pool.run(3, two_shapes, config)
+    whole = layers(config)
+    inputs, targets = batch(config, 0)
+    losses = [forward_backward(whole, inputs[:rows], targets[:rows], 3) for rows in (13, 7, 13, 5)]
+    assert [rank[0] for rank in ranks] == [losses] * 3
+    assert_same_bits(joined([gradients for _, gradients in ranks]), named(whole, gradients=True))
+
+
+def test_config_errors_come_before_any_message():
+    with pytest.raises(UsageError):
+        small(num_microbatches=14)

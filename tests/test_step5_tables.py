@@ -1,0 +1,198 @@
+"""Step 5: actions, tables, their legality and their messages, without any process."""
+
+import itertools
+
+import pytest
+
+from step0_monolith.options import UsageError
+from step5_orchestrator.actions import Action, Value, is_given, makes, needs, parse_action
+from step5_orchestrator.emulate import EmulateOptions
+from step5_orchestrator.lowering import Receive, Send, lower
+from step5_orchestrator.naive import forward_only, naive
+from step5_orchestrator.numbers import bubble, makespan, peak_in_flight
+from step5_orchestrator.table import TableError, check, make_table, timing
+from step6_schedules.schedules import SCHEDULES
+
+SIZES = [(p, m) for p in (1, 2, 3, 4, 8) for m in (1, 2, 3, 5, 8)]
+
+
+def rows_of(*texts):
+    return make_table("drawn", [[parse_action(cell) for cell in text.split()] for text in texts])
+
+
+def test_an_action_reads_as_it_is_written():
+    assert str(Action(2, "F", 0)) == "2F0"
+    assert parse_action("12B34") == Action(12, "B", 34)
+    for text in ("", "F0", "2F", "2X0", "2F0 ", "-1F0", "2f0", "2F0x"):
+        with pytest.raises(ValueError, match="is not an action"):
+            parse_action(text)
+
+
+def test_needs_and_makes_meet():
+    num_stages = 3
+    actions = [Action(s, op, 0) for s in range(num_stages) for op in "FB"]
+    made = {value for action in actions for value in makes(action)}
+    needed = {value for action in actions for value in needs(action)}
+    assert {v for v in needed - made} == {Value("activation", 0, 0), Value("gradient", 3, 0)}
+    assert all(is_given(v, num_stages) for v in needed - made)
+    assert made - needed == {Value("activation", 3, 0), Value("gradient", 0, 0)}
+
+
+@pytest.mark.parametrize(("num_ranks", "num_microbatches"), SIZES)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_schedule_is_legal(schedule, num_ranks, num_microbatches):
+    table = SCHEDULES[schedule](num_ranks, num_microbatches)
+    check(table)
+    check(forward_only(table), ops=("F",))
+    assert (table.num_ranks, table.num_stages, table.num_microbatches) == (num_ranks, num_ranks, num_microbatches)
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["0F0 0B0", "1F0"], "rank 1 lacks 1B0"),
+        (["0F0 0F0 0B0", "1F0 1B0"], "rank 0 has 0F0 a second time"),
+        (["0B0 0F0", "1F0 1B0"], "rank 0 cannot run 0B0: it needs gradient 1 of microbatch 0, which rank 1 makes later"),
+        (["0F0 0B0", "1B0 1F0"], "rank 1 cannot run 1B0: it needs saved 1 of microbatch 0, which rank 1 makes later"),
+        (["0F0 0B0 1F0", "1B0"], "rank 1 has 1B0, but stage 1 is on rank 0"),
+        (["0F0 0B0", "2F0 2B0"], "no rank has stage 1"),
+        (["0F0 0B0", ""], "each of the 2 ranks needs at least one action"),
+        (["0F0 0F2 0B0 0B2", "1F0 1B0 1F2 1B2"], "rank 0 lacks 0B1, 0F1"),
+        (
+            ["0F0 0B0 0F1 0B1", "1F1 1B1 1F0 1B0"],
+            "rank 0 cannot run 0B0: it needs gradient 1 of microbatch 0, which rank 1 makes later, rank 1 cannot run 1F1",
+        ),
+    ],
+)
+def test_illegal_tables_name_rank_action_and_reason(texts, message):
+    with pytest.raises(UsageError) as caught:
+        check(rows_of(*texts))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("num_ranks", "num_microbatches"), SIZES)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_action_starts_after_what_it_needs(schedule, num_ranks, num_microbatches):
+    table = SCHEDULES[schedule](num_ranks, num_microbatches)
+    times = timing(table)
+    ready = {value: times[action][1] for action in times for value in makes(action)}
+    for action, (start, end) in times.items():
+        assert end - start == {"F": 1, "B": 2}[action.op]
+        assert all(ready[v] <= start for v in needs(action) if not is_given(v, table.num_stages))
+    for row in table.rows:
+        assert all(times[a][1] <= times[b][0] for a, b in itertools.pairwise(row))
+    assert list(times) == sorted(times, key=list(times).index)
+
+
+def run_with_blocking_messages(lowered, keep=()):
+    """Runs a lowered table with unbuffered messages that block both sides until they meet, in posting order."""
+    position = [0] * len(lowered)
+    done = []
+    while True:
+        moved = False
+        for rank, row in enumerate(lowered):
+            if position[rank] == len(row):
+                continue
+            instruction = row[position[rank]]
+            if isinstance(instruction, Action):
+                done.append(instruction)
+                position[rank] += 1
+                moved = True
+            elif isinstance(instruction, Send):
+                peer = instruction.peer
+                theirs = lowered[peer][position[peer]] if position[peer] < len(lowered[peer]) else None
+                if theirs == Receive(instruction.value, rank):
+                    position[rank] += 1
+                    position[peer] += 1
+                    moved = True
+        if not moved:
+            return done, [row[place:] for row, place in zip(lowered, position, strict=True)]
+
+
+@pytest.mark.parametrize(("num_ranks", "num_microbatches"), SIZES)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_even_blocking_unbuffered_messages_come_to_an_end(schedule, num_ranks, num_microbatches):
+    table = SCHEDULES[schedule](num_ranks, num_microbatches)
+    done, left = run_with_blocking_messages(lower(table))
+    assert left == [[]] * num_ranks
+    assert sorted(done) == sorted(action for row in table.rows for action in row)
+
+
+def test_receives_just_before_use_deadlock_under_1f1b():
+    """The reason for one global order: a receive posted only when its value is needed leaves both sides sending."""
+    table = SCHEDULES["1f1b"](2, 3)
+    late = []
+    for rank, row in enumerate(lower(table)):
+        receives = {i.value: i for i in row if isinstance(i, Receive)}
+        moved = []
+        for instruction in row:
+            if isinstance(instruction, Action):
+                moved.extend(receives[v] for v in needs(instruction) if v in receives)
+            if not isinstance(instruction, Receive):
+                moved.append(instruction)
+        late.append(moved)
+        assert len(moved) == len(row), rank
+    _, left = run_with_blocking_messages(late)
+    assert all(isinstance(row[0], Send) for row in left)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_lowering_adds_exactly_the_messages_that_cross_ranks(schedule):
+    lowered = lower(SCHEDULES[schedule](4, 5))
+    sends = [(rank, i) for rank, row in enumerate(lowered) for i in row if isinstance(i, Send)]
+    receives = [(rank, i) for rank, row in enumerate(lowered) for i in row if isinstance(i, Receive)]
+    assert len(sends) == len(receives) == 2 * 3 * 5
+    assert {(rank, i.peer, i.value) for rank, i in sends} == {(i.peer, rank, i.value) for rank, i in receives}
+    for pair in itertools.permutations(range(4), 2):
+        sent = [i.value for rank, i in sends if (rank, i.peer) == pair]
+        taken = [i.value for rank, i in receives if (i.peer, rank) == pair]
+        assert sent == taken
+
+
+def test_one_rank_has_no_messages():
+    assert all(isinstance(i, Action) for i in lower(naive(1, 4))[0])
+
+
+@pytest.mark.parametrize(("p", "m"), SIZES)
+def test_closed_forms(p, m):
+    for forward, backward in ((1, 2), (1, 1), (3, 5)):
+        cost = {"F": forward, "B": backward}
+        both = forward + backward
+        assert makespan(SCHEDULES["naive"](p, m), cost) == m * p * both
+        assert makespan(SCHEDULES["gpipe"](p, m), cost) == (m + p - 1) * both
+        assert makespan(SCHEDULES["1f1b"](p, m), cost) == (m + p - 1) * both
+        assert bubble(SCHEDULES["1f1b"](p, m), cost) == pytest.approx((p - 1) / (m + p - 1))
+        assert bubble(SCHEDULES["naive"](p, m), cost) == pytest.approx(1 - 1 / p)
+    assert peak_in_flight(SCHEDULES["naive"](p, m)) == [1] * p
+    assert peak_in_flight(SCHEDULES["gpipe"](p, m)) == [m] * p
+    assert peak_in_flight(SCHEDULES["1f1b"](p, m)) == [min(m, p - rank) for rank in range(p)]
+
+
+def test_published_bubbles_at_p4_m8():
+    found = {name: round(bubble(SCHEDULES[name](4, 8)), 3) for name in SCHEDULES}
+    assert found == {"naive": 0.75, "gpipe": 0.273, "1f1b": 0.273}
+
+
+def test_a_table_over_other_ranks_than_stages_is_placed_by_its_rows():
+    table = rows_of("0F0 2F0 2B0 0B0", "1F0 1B0")
+    check(table)
+    assert table.rank_of_stage == (0, 1, 0)
+    assert table.stages_of(0) == [0, 2]
+
+
+@pytest.mark.parametrize("text", ["F=5", "F=5,B=x", "F=5,B=-1", "F=5,B=1,F=2", "X=3,F=1,B=1", "", "F5,B3", "F=0,B=1"])
+def test_emulate_refuses(text):
+    with pytest.raises(UsageError, match="--emulate"):
+        EmulateOptions(emulate=text)
+
+
+def test_emulate_reads():
+    assert EmulateOptions(emulate="F=5,B=10.5").emulate == {"F": 5.0, "B": 10.5}
+    assert EmulateOptions().emulate is None
+    assert EmulateOptions(emulate={"F": 1.0, "B": 2.0}).emulate == {"F": 1.0, "B": 2.0}
+
+
+def test_a_stuck_table_never_reaches_the_ranks():
+    with pytest.raises(TableError):
+        lower(rows_of("0B0 0F0", "1F0 1B0"))

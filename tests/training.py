@@ -1,0 +1,110 @@
+"""What ranks do in the tests of steps 5 and 6: train a config, or run modules of any kind, under any table."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from step0_monolith.config import Config
+from step0_monolith.data import batch
+from step1_partition.partition import bounds, partition, split
+from step1_partition.stage import Stage
+from step5_orchestrator.pipeline import Pipeline
+from step5_orchestrator.trainer import Trainer
+from step6_schedules.schedules import SCHEDULES
+from tests.monolith import assert_same_bits, joined, monolith, named
+
+
+@dataclass
+class Trained:
+    """One rank's part of a finished training."""
+
+    losses: list[float]
+    gradients: dict[str, Tensor]
+    parameters: dict[str, Tensor]
+    weights_sha256: str | None
+    peak_in_flight: int
+    result: object
+    test: dict | None
+
+
+@dataclass(frozen=True)
+class Job:
+    """A config and the schedule to train it under."""
+
+    config: Config
+    schedule: str
+    layers_per_stage: tuple[int, ...] | None = None
+
+    def __str__(self) -> str:
+        c = self.config
+        return f"{self.schedule} m={c.num_microbatches} {c.optimizer} {c.dtype} {self.layers_per_stage or ''}"
+
+
+def train_job(world, job: Job) -> Trained:
+    """Trains one job on this rank; the gradients are those of the first iteration."""
+    table = SCHEDULES[job.schedule](world.size, job.config.num_microbatches)
+    trainer = Trainer(job.config, world, table, layers_per_stage=job.layers_per_stage)
+    trainer.step()
+    stages = trainer.pipeline.stages.values()
+    gradients = joined([named(s.modules, s.first_layer, gradients=True) for s in stages])
+    trainer.train()
+    result = trainer.result()
+    test = trainer.evaluate()
+    trainer.close()
+    parameters = joined([named(s.modules, s.first_layer) for s in stages])
+    digest = result.weights_sha256 if result else None
+    peak = trainer.pipeline.executor.peak_in_flight
+    return Trained(trainer.losses, gradients, parameters, digest, peak, result, test)
+
+
+def train_jobs(world, jobs: list[Job]) -> list[Trained]:
+    """Trains one job after another on the same ranks."""
+    return [train_job(world, job) for job in jobs]
+
+
+def assert_equals_monolith(ranks: list[Trained], job: Job) -> None:
+    """Losses, the first batch's gradients, the final weights and their hash have the monolith's bits."""
+    expected = monolith(job.config)
+    for rank, trained in enumerate(ranks):
+        assert trained.losses == expected.losses, f"{job}: losses of rank {rank}"
+    count = assert_same_bits(joined([r.gradients for r in ranks]), expected.gradients)
+    assert assert_same_bits(joined([r.parameters for r in ranks]), expected.parameters) == count
+    assert count == 2 * job.config.num_layers
+    assert ranks[0].weights_sha256 == expected.weights_sha256, f"{job}: hash"
+    assert all(r.weights_sha256 is None for r in ranks[1:])
+
+
+def run_modules(world, make, sizes, inputs, targets, num_microbatches, schedule, autocast=False, iterations=1):
+    """Runs modules made by `make` under a schedule; returns this rank's loss and gradients by name."""
+    torch.manual_seed(3)
+    modules = make()
+    sizes = sizes or partition(len(modules), world.size)
+    parts, starts = split(modules, sizes), [start for start, _ in bounds(sizes)]
+    stage = Stage(parts[world.rank], starts[world.rank])
+    table = SCHEDULES[schedule](world.size, num_microbatches)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        pipeline = Pipeline(world, {world.rank: stage}, table)
+        pipeline.open("train", inputs.shape, inputs.dtype)
+        for _ in range(iterations):
+            loss = pipeline.run(inputs, targets)
+        pipeline.close()
+    return loss, named(stage.modules, stage.first_layer, gradients=True), buffers_of(stage)
+
+
+def buffers_of(stage: Stage) -> dict[str, Tensor]:
+    return {
+        f"{index}.{name}": value.clone()
+        for index, module in enumerate(stage.modules, stage.first_layer)
+        for name, value in module.named_buffers()
+    }
+
+
+def linear_chain(width: int = 8, num_layers: int = 4) -> list[nn.Module]:
+    """A chain of linear layers in float64, for cases that need no particular module."""
+    torch.manual_seed(7)
+    return [nn.Linear(width, 10 if i == num_layers - 1 else width, dtype=torch.float64) for i in range(num_layers)]
+
+
+def first_batch(config: Config) -> tuple[Tensor, Tensor]:
+    return batch(config, 0)
