@@ -48,8 +48,8 @@ def sizes(max_bytes: int) -> list[int]:
 
 
 def rounds_for(num_bytes: int) -> int:
-    """Counted round trips of one size: 100 of a small message, down to 5 of the largest, which takes the longest."""
-    return max(5, min(100, 2**26 // num_bytes))
+    """Counted round trips of one size: 100 of a small message, down to 3 of the largest, which takes the longest."""
+    return max(3, min(100, 2**26 // num_bytes))
 
 
 def measure(world: World, messages: Messages, max_bytes: int) -> list[Point] | None:

@@ -61,10 +61,10 @@ def check_equal(what: str, sent: Tensor, received: Tensor) -> None:
         raise RunError(
             f"{what}: sent {tuple(sent.shape)} {sent.dtype}, received {tuple(received.shape)} {received.dtype}"
         )
-    same = (_bytes(sent) == _bytes(received.to(sent.device))).all(1)
-    if same.all():
+    bytes_sent, bytes_received = _bytes(sent), _bytes(received.to(sent.device))
+    if torch.equal(bytes_sent, bytes_received):
         return
-    wrong = (~same).nonzero().flatten().tolist()
+    wrong = (bytes_sent != bytes_received).any(1).nonzero().flatten().tolist()
     first = wrong[0]
     raise RunError(
         f"{what}: {len(wrong)} of {sent.numel()} values differ, the first at position {first}: "

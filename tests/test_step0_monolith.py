@@ -240,11 +240,12 @@ def test_dropout_depends_on_seed_iteration_microbatch_and_layer_alone():
 
 def test_evaluation_leaves_everything_as_it_was():
     config = small()
-    modules = [layer(config, 0), nn.BatchNorm1d(16), nn.Dropout(0.5), *layers(config, 1)]
+    modules = [layer(config, 0), nn.BatchNorm1d(16), nn.BatchNorm1d(16), nn.Dropout(0.5), *layers(config, 1)]
     modules[1].eval()
     before = {name: value.clone() for m in modules for name, value in m.state_dict().items()}
     evaluate(modules, *the_test_set(config), 8)
     assert [m.training for m in modules[:4]] == [True, False, True, True]
+    assert len(before) > 10
     after = {name: value for m in modules for name, value in m.state_dict().items()}
     assert all(torch.equal(before[name], after[name]) for name in before)
 

@@ -47,8 +47,15 @@ def test_a_rank_that_raises(pool):
     survivors_name_rank_2(outcomes, "lost its peer: rank 2 failed: ValueError: planted")
 
 
+def killed_while_the_launcher_ends_the_others(world):
+    """torchrun ends all ranks when it sees a dead one, here 1 s later: in the middle of the neighbours' explanation."""
+    if world.rank in NEIGHBOURS:
+        threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    failing.exchange(world, failing.kill)
+
+
 def test_a_rank_that_is_killed(pool):
-    outcomes = pool.outcomes(4, failing.exchange, failing.kill)
+    outcomes = pool.outcomes(4, killed_while_the_launcher_ends_the_others)
     assert outcomes[2].error == "died with exit code -9"
     survivors_name_rank_2(outcomes, "lost its peer: rank 2 does not answer: killed, stopped or gone")
 
@@ -67,17 +74,17 @@ def test_a_rank_that_exits_without_a_word(pool):
 
 
 def sleep_too_long():
-    time.sleep(4.5)
+    time.sleep(3)
 
 
 def test_a_rank_that_sleeps_past_the_timeout(pool):
-    outcomes = pool.outcomes(4, failing.exchange, sleep_too_long, timeout=3, limit=3 + 10)
+    outcomes = pool.outcomes(4, failing.exchange, sleep_too_long, timeout=2, limit=2 + 10)
     survivors_name_rank_2(outcomes, "rank 2 is alive but has been busy for")
     assert "timed out" in outcomes[1].error or "timed out" in outcomes[3].error
     assert "while in iteration 3 at test_step2_failures.py:" in outcomes[3].error
     # When it wakes up nobody waits for it any more: that is no deadlock.
     late = outcomes[2].error
-    assert late.startswith("RunError: rank 2 came too late, it was busy for 3 s while in iteration 3 at ")
+    assert late.startswith("RunError: rank 2 came too late, it was busy for 2 s while in iteration 3 at ")
     assert "; rank 3 waits in recv_forward from rank 2" in late
 
 
@@ -191,23 +198,10 @@ def test_a_deadlock_is_called_one(pool, function, arguments, circle):
         assert circle in outcome.error
 
 
-def signalled_while_it_explains(world):
-    if world.rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    # Rank 1's silence takes 2 s to establish; the launcher's signal comes in the middle.
-    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
-    world.broadcast(torch.zeros(1), 1)
-
-
-def test_the_launchers_signal_does_not_cut_the_explanation_short(pool):
-    outcome = pool.outcomes(2, signalled_while_it_explains)[0]
-    assert outcome.error.startswith("RunError: rank 0 lost its peer: rank 1 does not answer")
-
-
 # The watch alone, in this process.
 
 
-@pytest.fixture()
+@pytest.fixture
 def store():
     return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
@@ -215,7 +209,7 @@ def store():
 LOST = RuntimeError("[pair.cc:553] Connection closed by peer [127.0.0.1]:1")
 
 
-@pytest.fixture()
+@pytest.fixture
 def watch(store):
     watch = Watch(store, 0, 3)
     yield watch
@@ -247,6 +241,7 @@ def test_the_first_explanation_stays(store, watch):
 def test_an_answer_does_not_replace_the_last_words(store, watch):
     watch.failed(ValueError("x"))
     store.set("alarm", "1")
+    store.get("alarm")  # `set` alone returns before the store has the value
     assert watch._answer()
     assert Note.from_json(store.get("note/0")).state == "failed"
 
@@ -254,13 +249,13 @@ def test_an_answer_does_not_replace_the_last_words(store, watch):
 def test_an_error_that_is_no_lost_peer_keeps_its_text(store, watch):
     store.set("note/1", Note(1, "busy").to_json())
     watch.doing = ("waits", "recv from 1", 1, time.monotonic())
-    assert "failed in a message (invalid tensor size); " not in str(LOST)
     assert "rank 0 failed in a message (invalid tensor size): " in str(
         watch.explained(RuntimeError("invalid tensor size"))
     )
 
 
-def test_a_silent_rank_is_waited_for_once(store, watch):
+def test_a_silent_rank_is_waited_for_once(store, watch, monkeypatch):
+    monkeypatch.setattr("step2_comms.watch.ANSWER_SECONDS", 0.1)
     watch.doing = ("waits", "recv from 1", 1, time.monotonic())
     watch.explained(LOST)
     assert Note.from_json(store.get("note/1")).state == "silent"
@@ -268,7 +263,8 @@ def test_a_silent_rank_is_waited_for_once(store, watch):
 
 STORE_OF_ITS_OWN = """
 import sys, torch.distributed as dist
-print(dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False).port, flush=True)
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
 sys.stdin.read()
 """
 
@@ -319,9 +315,9 @@ def test_a_failing_rank_under_torchrun(way):
 
 
 def good_under_torchrun(_):
-    ran = torchrun(4, "step2_comms", limit=START + 60)
+    ran = torchrun(2, "step2_comms", limit=START + 60)
     assert ran.status == 0, ran.stderr
-    assert "verified on 4 ranks" in ran.stdout
+    assert "verified on 2 ranks" in ran.stdout
 
 
 def test_two_jobs_at_once_one_of_which_fails():
@@ -341,13 +337,13 @@ def test_eight_jobs_at_once_five_times():
 
 def test_ranks_end_with_their_launcher():
     job, environment = job_environment()
-    command = ["torchrun", "--standalone", "--nproc-per-node", "4", "-m", FAILING, "none", "60"]
+    command = ["torchrun", "--standalone", "--nproc-per-node", "2", "-m", FAILING, "none", "60"]
     launcher = subprocess.Popen(
         command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
     try:
         assert launcher.stdout.readline() == "iteration 0\n"
-        assert len(processes_of(job)) >= 5
+        assert len(processes_of(job)) >= 3
         launcher.kill()
         launcher.wait()
         deadline = time.monotonic() + 10

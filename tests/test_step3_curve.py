@@ -17,7 +17,7 @@ def test_sizes_run_from_4_bytes_to_64_mib():
     assert sizes(4) == [4]
     assert sizes(1000) == [4, 16, 64, 256]
     assert sizes(64 * 2**20) == [4**power for power in range(1, 14)]
-    assert all(rounds_for(num_bytes) >= 5 for num_bytes in sizes(2**30))
+    assert all(rounds_for(num_bytes) >= 3 for num_bytes in sizes(2**30))
 
 
 def measured(world, max_bytes):

@@ -63,5 +63,5 @@ def test_the_whole_program_with_its_picture(tmp_path):
     assert ran.status == 0, ran.text
     assert "message: (64, 128) bfloat16, 16,384 bytes there, as many back" in ran.stdout
     assert "bit for bit: 9 of 9 tensors" in ran.stdout
-    assert " 64 MiB " in ran.stdout
+    assert "\n64 MiB " in ran.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,107 @@
+"""The test of the tests: each of these faults, planted in a copy of the repository, makes the named test fail."""
+
+import shutil
+import sys
+from dataclasses import dataclass
+
+import pytest
+
+from tests.ranks import ROOT, run_command
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A change of one place in the source, and the test that must fail because of it."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    test: str
+    fast: bool = False
+
+
+EQUAL = "tests/test_step6_equality.py::test_uneven_batches"
+FAULTS = [
+    Fault(
+        "the loss is not divided by the batch", "step0_monolith/loss.py", 'IGNORE_INDEX) / weight', "IGNORE_INDEX)",
+        "tests/test_step0_monolith.py::test_microbatches_do_not_change_loss_and_gradients",
+    ),
+    Fault(
+        "a mean of means", "step5_orchestrator/pipeline.py",
+        "targets=piece, weight=weight", "targets=piece, weight=batch_weight(piece) * len(pieces)", EQUAL,
+    ),
+    Fault(
+        "detach forgotten", "step1_partition/stage.py",
+        "x.detach().requires_grad_(x.requires_grad) for", "x for",
+        "tests/test_step1_partition.py::test_stages_by_hand_equal_the_monolith",
+    ),
+    Fault(
+        "requires_grad forgotten", "step2_comms/channel.py", "x.requires_grad_(s.requires_grad)", "x", EQUAL,
+    ),
+    Fault(
+        "warmup off by one", "step6_schedules/one_f_one_b.py", "num_ranks - 1 - rank", "num_ranks - rank",
+        "tests/test_step5_tables.py::test_closed_forms",
+    ),
+    Fault(
+        "another microbatch's gradient", "step1_partition/stage.py",
+        "self._saved.pop(microbatch)", "self._saved.pop(max(self._saved))", EQUAL,
+    ),
+    Fault(
+        "a seed that depends on the rank", "step4_sharded/shard.py", "layers(config, start, stop)",
+        '''layers(__import__("dataclasses").replace(config, seed=stage), start, stop)''',
+        "tests/test_step4_sharded.py::test_layers_per_stage",
+    ),
+    Fault(
+        "the handle of a send dropped", "step2_comms/channel.py",
+        "        handle = Handle(self, call, works, buffers, ())\n        self._under_way.append(handle)\n",
+        "        handle = Handle(self, call, [], buffers, ())\n        self._under_way.append(handle)\n",
+        "tests/test_step2_messages.py",
+    ),
+    Fault(
+        "targets shifted by one row", "step5_orchestrator/pipeline.py",
+        "targets = targets.to(self.world.device)", "targets = targets.to(self.world.device).roll(1)", EQUAL, fast=True,
+    ),
+    Fault(
+        "gradients not set to zero", "step5_orchestrator/trainer.py", "self._optimizer.zero_grad()", "pass", EQUAL,
+    ),
+    Fault(
+        "backwards in descending order", "step6_schedules/phases.py",
+        'Action(rank, "B", m) for m in range(num_microbatches)',
+        'Action(rank, "B", m) for m in (range(num_microbatches) if warmup(rank) < num_microbatches '
+        "else reversed(range(num_microbatches)))",
+        EQUAL,
+    ),
+    Fault(
+        "activations kept after the backward", "step1_partition/stage.py",
+        "self._saved.pop(microbatch)", "self._saved[microbatch]",
+        "tests/test_step5_pipeline.py::test_1f1b_holds_the_same_memory_for_more_microbatches_and_gpipe_grows",
+    ),
+    Fault(
+        "the first message of a pass used for all", "step5_orchestrator/executor.py",
+        "self._values[value] = receive(str(value), wait=False, peer=peer)",
+        'self._values[value] = receive(str(value._replace(microbatch=0)), wait=False, peer=peer)', EQUAL,
+    ),
+    Fault(
+        "evaluation in training mode", "step0_monolith/model.py", "        module.eval()\n", "        pass\n",
+        "tests/test_step0_monolith.py::test_evaluation_leaves_everything_as_it_was",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize(
+    "fault", [pytest.param(f, id=f.name, marks=[] if f.fast else pytest.mark.slow) for f in FAULTS]
+)
+def test_a_planted_fault_makes_its_test_fail(fault, tmp_path):
+    for folder in (*ROOT.glob("step*"), ROOT / "tests"):
+        shutil.copytree(folder, tmp_path / folder.name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    path = tmp_path / fault.file
+    source = path.read_text()
+    assert source.count(fault.old) == 1, f"{fault.old!r} is in {fault.file} {source.count(fault.old)} times"
+    path.write_text(source.replace(fault.old, fault.new))
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow", fault.test]
+    ran = run_command(command, cwd=tmp_path, limit=140, environment={"PYTHONPATH": str(tmp_path)})
+    assert ran.status == 1, ran.text[-3000:]
+    assert "FAILED" in ran.stdout, ran.text[-3000:]
