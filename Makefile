@@ -1,5 +1,6 @@
 # Each target first sets up .venv when that is needed. Works with GNU make 3.81 and later.
 
+.DEFAULT_GOAL := help
 STEPS := 0 1 2 3 4 5 6
 BIN := .venv/bin
 READY := .venv/set-up-done
@@ -7,9 +8,11 @@ UNFINISHED := .venv.unfinished
 TORCHRUN := $(BIN)/torchrun --standalone --nproc-per-node
 PYTEST = $(BIN)/python -m pytest --durations=10 $(if $(STEP),--step $(STEP))
 
-# Without this, torchrun prints a notice about the number of threads. The programs set it themselves: --threads.
+# Without this, torchrun prints a notice about the number of threads. The programs set that themselves (--threads), and
+# the tests check that they do, so nothing else gets it.
 OMP_NUM_THREADS ?= 1
-export OMP_NUM_THREADS
+train step2 step3 step4 step5 step6: export OMP_NUM_THREADS := $(OMP_NUM_THREADS)
+
 export REQUIRE
 
 # Checked while the Makefile is read, so that a mistake is one line and nothing has been installed by then.

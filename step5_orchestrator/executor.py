@@ -63,7 +63,7 @@ class Executor:
         """name: of the pass, "train" or "evaluate"; the latter keeps nothing for a backward."""
         self._name, self._world, self._stages, self._messages = name, world, stages, messages
         self._table, self._emulate = table, emulate
-        self._row: list[Instruction] = lower(table)[world.rank]
+        self.row: list[Instruction] = lower(table)[world.rank]
         self._values: dict[Value, Tensors | Handle | None] = {}
         self._losses: Sequence[Callable[..., Tensor]] = ()
         self._iteration, self._seed = 0, 0
@@ -75,7 +75,7 @@ class Executor:
         """Tells each channel the messages of this pass, in the order of the row; called on every rank."""
         scripts: dict[Edge, list[Message]] = {}
         rank = self._world.rank
-        for instruction in self._row:
+        for instruction in self.row:
             if not isinstance(instruction, Send | Receive):
                 continue
             value, peer = instruction
@@ -107,7 +107,7 @@ class Executor:
         self._losses, self._iteration, self._seed = losses or (), iteration, seed
         self.events = []
         self._messages.begin(self._name)
-        for instruction in self._row:
+        for instruction in self.row:
             if isinstance(instruction, Send):
                 self._send(instruction)
             elif isinstance(instruction, Receive):

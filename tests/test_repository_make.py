@@ -16,11 +16,11 @@ from tests.ranks import ROOT
 PLAYED = """\
 #!/bin/sh
 # Plays a Python {version}; `-m venv` makes one that plays it too, and pip fails while there is a file pip-fails.
-echo "$@" >> "{calls}"
+echo "OMP_NUM_THREADS=$OMP_NUM_THREADS" "$@" >> "{calls}"
 case "$*" in
     *'sys.version_info[:2]'*) echo "{version}";;
     *ensurepip*) exit {no_venv};;
-    *'-m venv'*) rm -rf .venv; mkdir -p .venv/bin; cp "$0" .venv/bin/python;;
+    *'-m venv'*) rm -rf .venv; mkdir -p .venv/bin; cp "$0" .venv/bin/python; cp "$0" .venv/bin/torchrun;;
     *'-m pip install'*) test ! -e pip-fails;;
 esac
 """
@@ -34,7 +34,18 @@ def play(path: Path, calls: Path, version: str = "3.11", no_venv: int = 0) -> Pa
 
 def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
     """Runs make as typed in a terminal, also when make runs these tests."""
-    ours = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "STEP", "ARGS", "REQUIRE", "PYTHON", "PIP_ARGS")
+    ours = (
+        "MAKEFLAGS",
+        "MFLAGS",
+        "MAKELEVEL",
+        "MAKEOVERRIDES",
+        "STEP",
+        "ARGS",
+        "REQUIRE",
+        "PYTHON",
+        "PIP_ARGS",
+        "OMP_NUM_THREADS",
+    )
     environment = {name: value for name, value in os.environ.items() if name not in ours}
     return subprocess.run(
         ["make", *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=30, check=False
@@ -173,6 +184,21 @@ def test_a_folder_that_moved_gets_a_new_venv(checkout):
     assert "-m venv --clear .venv" in "\n".join(checkout.calls(""))
     assert checkout.make("setup").returncode == 0
     assert not checkout.calls("")
+
+
+@pytest.mark.parametrize(
+    ("target", "command"),
+    [
+        ("train", "=1 --standalone --nproc-per-node 4 -m step6_schedules.train"),
+        ("step3", "=1 --standalone --nproc-per-node 2 -m step3_pingpong"),
+        ("step5", "=1 --standalone --nproc-per-node 4 -m step5_orchestrator"),
+        ("step0", "= -m step0_monolith"),
+        ("check-all", "= -m pytest --durations=10"),
+    ],
+)
+def test_only_torchrun_is_told_the_number_of_threads(checkout, target, command):
+    assert checkout.make(target).returncode == 0
+    assert checkout.calls("")[-1] == f"OMP_NUM_THREADS{command}"
 
 
 def test_a_step_and_requirements_reach_pytest(checkout):

@@ -82,7 +82,9 @@ def test_more_ranks_than_layers():
         check_fits(Launch(0, 4, 0, 4), 3)
 
 
-@pytest.mark.parametrize("environment", [{}, {"RANK": "0"}], ids=["none", "RANK alone"])
+@pytest.mark.parametrize(
+    "environment", [{}, pytest.param({"RANK": "0"}, marks=pytest.mark.slow)], ids=["none", "RANK alone"]
+)
 def test_without_torchrun_one_line_and_status_2(environment):
     ran = python("step2_comms", environment=environment)
     assert ran.status == 2

@@ -26,7 +26,7 @@ def opened(world, there, back=()):
 
 
 def raised(world, function, *arguments):
-    """The error that `function` raised on this rank, as text; raising it in the pool would cost the rank its process."""
+    """The error that `function` raised on this rank, as text; raised in the pool it would cost the process."""
     try:
         function(world, *arguments)
     except RunError as error:

@@ -1,0 +1,65 @@
+"""torchrun --standalone --nproc-per-node 2 -m step6_schedules.break_it: 1F1B with blocking messages deadlocks.
+
+Each receive is moved to just before the action that needs it, and each message is waited for at once. naive and GPipe
+finish all the same; under 1F1B two neighbours send to each other and neither is there to receive.
+"""
+
+from collections.abc import Sequence
+
+from step0_monolith.config import Config
+from step0_monolith.options import parse, run_program
+from step1_partition.partition import partition
+from step2_comms.device import WorldOptions
+from step2_comms.launch import read_launch
+from step2_comms.world import open_world
+from step5_orchestrator.actions import Action, needs
+from step5_orchestrator.executor import Executor
+from step5_orchestrator.lowering import Instruction, Receive, Send
+from step5_orchestrator.program import schedule_options
+from step5_orchestrator.trainer import Trainer
+from step6_schedules.schedules import SCHEDULES
+
+CONFIG = ("num_layers", "width", "batch_size", "num_microbatches", "num_iterations", "seed", "data", "dtype", "threads")
+
+
+def with_late_receives(row: Sequence[Instruction]) -> list[Instruction]:
+    """The same row, each receive moved to just before the action that needs its value."""
+    receives = {instruction.value: instruction for instruction in row if isinstance(instruction, Receive)}
+    late: list[Instruction] = []
+    for instruction in row:
+        if isinstance(instruction, Action):
+            late.extend(receives[value] for value in needs(instruction) if value in receives)
+        if not isinstance(instruction, Receive):
+            late.append(instruction)
+    return late
+
+
+def block(executor: Executor) -> None:
+    """Makes an executor wait for each message where it stands, with its receives placed late."""
+    executor.row = with_late_receives(executor.row)
+    send_at_once = executor._send
+
+    def send_and_wait(instruction: Send) -> None:
+        send_at_once(instruction)
+        executor._messages.flush()
+
+    executor._send = send_and_wait
+
+
+def main() -> None:
+    takes = {Config: CONFIG, schedule_options(SCHEDULES, "1f1b"): None, WorldOptions: None}
+    config, schedule, world_options = parse("python -m step6_schedules.break_it", __doc__, takes)
+    launch = read_launch("step6_schedules.break_it", at_least=2)
+    table = SCHEDULES[schedule.schedule](launch.size, config.num_microbatches)
+    partition(config.num_layers, table.num_stages)
+    with open_world(launch, world_options, config.threads) as world:
+        trainer = Trainer(config, world, table)
+        block(trainer.pipeline.executor)
+        trainer.train()
+        if world.rank == 0:
+            print(f"{table.name} with blocking messages finished {config.num_iterations} iterations")
+        trainer.close()
+
+
+if __name__ == "__main__":
+    run_program(main)
