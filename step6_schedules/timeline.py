@@ -1,5 +1,6 @@
 """The timeline picture: what the table predicts above what the run measured."""
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,22 +59,19 @@ def draw_timeline(
 
 def _draw(axes, rows: Sequence[Sequence[Event]], title: str, label: str) -> None:
     end = max(row[-1].end for row in rows)
-    seen: set[str] = set()
+    numbered = _wide_enough(rows, end)
     for rank, row in enumerate(rows):
-        axes.barh(rank, end, left=0, height=0.8, color="#eeeeee", zorder=0)
+        axes.barh(rank, end, height=0.8, color="#eeeeee", zorder=0)
+        for op, colour in COLOURS.items():
+            # One collection a rank and op: a bar of its own for each of thousands of cells would take seconds.
+            cells = [(start, stop - start) for action, start, stop in row if action.op == op]
+            name = NAMES[op] if rank == 0 else None
+            line = min(0.5, 60 / len(row))
+            axes.broken_barh(cells, (rank - 0.4, 0.8), facecolor=colour, edgecolor="white", linewidth=line, label=name)
         for action, start, stop in row:
-            name = None if action.op in seen else NAMES[action.op]
-            seen.add(action.op)
-            axes.barh(
-                rank, stop - start, left=start, height=0.8, color=COLOURS[action.op], edgecolor="white",
-                linewidth=0.5, label=name,
-            )  # fmt: skip
-            # About 120 digits fit across the figure; a cell narrower than its number stays without one.
-            if (stop - start) / end > len(str(action.microbatch)) / 120:
-                colour = "white" if action.op == "B" else "black"
-                axes.text(
-                    (start + stop) / 2, rank, action.microbatch, ha="center", va="center", fontsize=8, color=colour
-                )
+            if action.op in numbered:
+                colour, middle = ("white" if action.op == "B" else "black"), (start + stop) / 2
+                axes.text(middle, rank, action.microbatch, ha="center", va="center", fontsize=8, color=colour)
     axes.set_yticks(range(len(rows)), [f"rank {rank}" for rank in range(len(rows))])
     axes.invert_yaxis()
     axes.set_xlim(0, end)
@@ -82,4 +80,15 @@ def _draw(axes, rows: Sequence[Sequence[Event]], title: str, label: str) -> None
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.tick_params(left=False)
-    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=len(seen), frameon=False, fontsize=8, borderaxespad=0)
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=len(COLOURS), frameon=False, fontsize=8, borderaxespad=0)
+
+
+def _wide_enough(rows: Sequence[Sequence[Event]], end: float) -> set[str]:
+    """The ops whose cells are wide enough for their microbatch's number: all of them get one, or none."""
+    longest = max(len(str(event.action.microbatch)) for row in rows for event in row)
+    widths: dict[str, list[float]] = {}
+    for row in rows:
+        for action, start, stop in row:
+            widths.setdefault(action.op, []).append(stop - start)
+    # About 120 digits fit across the figure.
+    return {op for op, found in widths.items() if statistics.median(found) / end > longest / 120}

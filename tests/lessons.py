@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 FENCE = re.compile(r"^```(.*)$")
 COMMENT = re.compile(r"^<!--\s*(.*?)\s*-->$")
 LINK = re.compile(r"!?\[[^\]]*\]\(\s*<?([^)\s>]+)>?[^)]*\)|<(?:img|a)\s[^>]*(?:src|href)=\"([^\"]+)\"")
-FLAG = re.compile(r"(?<![\w!-])--[a-z][a-z0-9-]*")
+FLAG = re.compile(r"(?<![\w!-])--[a-z][a-z0-9]*(?:-[a-z0-9]+)*(?![\w-])")  # not the arrow in `a --b--> c`
 CHECKER = doctest.OutputChecker()
 
 

@@ -115,7 +115,7 @@ weights sha256 ...
 ```
 
 Then `--some-flag`, `python -m step9_x.y` and [a link](other/page.md#part), ![picture](plot.png),
-[out](https://example.org), [here](#title), <img src="x.svg">.
+a --b--> c, [out](https://example.org), [here](#title), <img src="x.svg">.
 """
 
 

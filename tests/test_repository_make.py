@@ -34,19 +34,10 @@ def play(path: Path, calls: Path, version: str = "3.11", no_venv: int = 0) -> Pa
 
 def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
     """Runs make as typed in a terminal, also when make runs these tests."""
-    ours = (
-        "MAKEFLAGS",
-        "MFLAGS",
-        "MAKELEVEL",
-        "MAKEOVERRIDES",
-        "STEP",
-        "ARGS",
-        "REQUIRE",
-        "PYTHON",
-        "PIP_ARGS",
-        "OMP_NUM_THREADS",
-    )
-    environment = {name: value for name, value in os.environ.items() if name not in ours}
+    ours = {"STEP", "ARGS", "REQUIRE", "PYTHON", "PIP_ARGS", "OMP_NUM_THREADS"}
+    environment = {
+        n: value for n, value in os.environ.items() if n not in ours and not n.startswith(("MAKE", "MFLAGS"))
+    }
     return subprocess.run(
         ["make", *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=30, check=False
     )

@@ -1,0 +1,143 @@
+"""Step 6 through the commands that a student types: results, pictures, and mistakes that are found before any message."""
+
+import json
+
+import pytest
+import torch.distributed as dist
+from PIL import Image
+
+import step4_sharded.__main__ as step4
+import step5_orchestrator.__main__ as step5
+import step6_schedules.__main__ as step6
+import step6_schedules.train as main_job
+from step0_monolith.options import UsageError
+from step0_monolith.result import read_result
+from step5_orchestrator.executor import Event
+from step6_schedules.schedules import SCHEDULES
+from step6_schedules.timeline import draw_timeline, predicted_events
+from tests.monolith import monolith
+from tests.ranks import python, torchrun
+from tests.training import Config
+
+SIZES = ["--num-layers", 9, "--width", 16, "--batch-size", 13, "--num-microbatches", 4, "--num-iterations", 6]
+CONFIG = Config(num_layers=9, width=16, batch_size=13, num_microbatches=4, num_iterations=6)
+
+
+def check_run(num_ranks, schedule, directory, *more):
+    result, picture = directory / "result.json", directory / "timeline.png"
+    ran = torchrun(
+        num_ranks, "step6_schedules", *SIZES, "--schedule", schedule, "--result", result, "--timeline", picture, *more
+    )
+    assert ran.status == 0, ran.text
+    found = read_result(result)
+    expected = monolith(CONFIG)
+    assert found.weights_sha256 == expected.weights_sha256
+    assert found.losses == expected.losses
+    assert (found.schedule, found.num_ranks, found.num_stages) == (schedule, num_ranks, num_ranks)
+    assert f"weights sha256 {expected.weights_sha256}" in ran.stdout
+    assert ran.stdout.count("weights sha256") == 1
+    assert Image.open(picture).size[0] > 1000
+    assert sorted(p.name for p in directory.iterdir()) == ["result.json", "timeline.png"]
+    return found, ran
+
+
+def test_1f1b_through_torchrun_equals_the_monolith(tmp_path):
+    found, _ = check_run(4, "1f1b", tmp_path)
+    assert found.peak_in_flight == [4, 3, 2, 1]
+    assert found.bubble["predicted"] == pytest.approx(3 / 7)
+    assert json.loads((tmp_path / "result.json").read_text())["bytes_sent"] == [832, 1664, 1664, 832]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("num_ranks", "schedule"), [(1, "1f1b"), (2, "naive"), (3, "gpipe"), (8, "1f1b")])
+def test_schedules_through_torchrun_equal_the_monolith(tmp_path, num_ranks, schedule):
+    check_run(num_ranks, schedule, tmp_path, "--emulate", "F=1,B=2")
+
+
+@pytest.mark.slow
+def test_the_main_job_proves_itself(tmp_path):
+    ran = torchrun(
+        4, "step6_schedules.train", "--num-iterations", 20, "--result", tmp_path / "r.json", "--timeline",
+        tmp_path / "t.png",
+    )  # fmt: skip
+    assert ran.status == 0, ran.text
+    assert "equal to the monolith, bit for bit: 20 losses and all final weights" in ran.stdout
+    assert "bubble: predicted 0.273 (F=5, B=10), measured 0." in ran.stdout
+    assert read_result(tmp_path / "r.json").peak_in_flight == [4, 3, 2, 1]
+    assert (tmp_path / "t.png").stat().st_size > 10_000
+
+
+LAUNCH = {
+    "RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+}  # fmt: skip
+BAD = [
+    (step6, ["--schedule", "zb-h9"], "--schedule 'zb-h9' is unknown; the known ones are: naive, gpipe, 1f1b"),
+    (step5, ["--schedule", "gpipe"], "the known ones are: naive"),
+    (step6, ["--num-layers", "3"], "3 layers cannot fill 4 stages"),
+    (step5, ["--num-layers", "3"], "3 layers cannot fill 4 stages"),
+    (step4, ["--num-layers", "3"], "3 layers cannot fill 4 stages"),
+    (main_job, ["--num-layers", "3"], "3 layers cannot fill 4 stages"),
+    (step6, ["--layers-per-stage", "3,3,2"], "has 3 numbers with sum 8; it must have 4"),
+    (step4, ["--layers-per-stage", "2,2,2,1"], "with sum 7; it must have 4"),
+    (step6, ["--num-microbatches", "65"], "--num-microbatches 65 is more than the 64 rows"),
+    (step6, ["--device", "tpu"], "choose one of: auto, cpu, cuda"),
+    (step6, ["--dtype", "int8"], "choose one of: float32, float64, bfloat16"),
+    (step6, ["--backend", "nccl", "--device", "cpu"], "--backend nccl needs --device cuda"),
+    (step6, ["--timeout", "0"], "--timeout must be a finite number above 0"),
+    (step6, ["--emulate", "F=5"], "must name F and B"),
+    (step6, ["--result", "absent/r.json"], "--result 'absent/r.json' cannot be written"),
+    (step6, ["--timeline", "absent/t.png"], "--timeline 'absent/t.png' cannot be written"),
+    (step6, ["--timeline", "t.gif"], "must end in .png or .svg"),
+    (main_job, ["--result", "absent/r.json"], "cannot be written"),
+    (step6, ["--num-iterations", "many"], "must be a whole number, not 'many'"),
+    (step6, ["--nonsense"], "unrecognized arguments: --nonsense"),
+    (step6, ["extra"], "unrecognized arguments: extra"),
+    (step5, ["--timeline", "t.png"], "unrecognized arguments"),
+]
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments", "message"), BAD, ids=[f"{p.__name__.split('.')[0]} {' '.join(a)}" for p, a, _ in BAD]
+)
+def test_mistakes_are_found_before_any_message(monkeypatch, program, arguments, message):
+    for name, value in LAUNCH.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("sys.argv", ["program", *arguments])
+    with pytest.raises(UsageError) as caught:
+        program.main()
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not dist.is_initialized()
+
+
+def test_without_torchrun_one_line_shows_the_command():
+    ran = python("step6_schedules")
+    assert ran.status == 2
+    assert len(ran.stderr.strip().splitlines()) == 1
+    assert "torchrun --standalone --nproc-per-node" in ran.stderr
+    assert "-m step6_schedules" in ran.stderr
+
+
+@pytest.mark.slow
+def test_a_mistake_under_torchrun_shows_one_line_a_rank_and_no_traceback_of_ours():
+    ran = torchrun(2, "step6_schedules", "--schedule", "zb-h9")
+    assert ran.status == 1
+    assert 1 <= ran.stderr.count("error: --schedule 'zb-h9' is unknown") <= 2
+    assert "step6_schedules/" not in ran.stderr
+    assert "exitcode  : 2" in ran.stderr
+
+
+@pytest.mark.parametrize(("schedule", "p", "m"), [("naive", 1, 1), ("1f1b", 2, 2), ("gpipe", 4, 8), ("1f1b", 16, 64)])
+def test_the_picture_at_every_size(tmp_path, schedule, p, m):
+    table = SCHEDULES[schedule](p, m)
+    cost = {"F": 1.0, "B": 2.0}
+    rows = [[Event(e.action, e.start / 1e3, e.end / 1e3) for e in row] for row in predicted_events(table, cost)]
+    for name in ("t.png", "t.svg"):
+        draw_timeline(tmp_path / name, table, cost, rows, "F=1")
+    assert Image.open(tmp_path / "t.png").size[1] > 300
+    text = (tmp_path / "t.svg").read_text()
+    assert text.lstrip().startswith("<?xml")
+    for row in predicted_events(table, cost):
+        for (_, _, end), (_, start, _) in zip(row, row[1:], strict=False):
+            assert end <= start
