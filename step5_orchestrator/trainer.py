@@ -93,7 +93,7 @@ class Trainer:
     @property
     def cost_unit(self) -> str:
         """The unit of `predicted_cost`."""
-        return "ms" if self._emulate else "F=1"
+        return "ms" if self._emulate else "slots"
 
     def result(self) -> Result | None:
         """The run's result on rank 0, None elsewhere."""

@@ -147,6 +147,7 @@ def test_output_is_compared(printed, equal):
 
 
 def test_a_difference_shows_only_what_differs():
+    assert not difference("loss 0....\n", "loss 0.1234\n")
     wrong = difference("loss 0.1...\naccuracy 0.96\n", "loss 0.1234\naccuracy 0.95\n").split("\n\n")[0]
     assert wrong.splitlines()[3:] == [" loss 0.1...", "-accuracy 0.96", "+accuracy 0.95"]
 
