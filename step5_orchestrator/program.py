@@ -13,7 +13,7 @@ from step2_comms.device import WorldOptions
 from step2_comms.launch import Launch, read_launch
 from step2_comms.world import open_world
 from step5_orchestrator.emulate import EmulateOptions
-from step5_orchestrator.numbers import peak_in_flight
+from step5_orchestrator.prediction import peak_in_flight
 from step5_orchestrator.table import Table
 from step5_orchestrator.trainer import Trainer
 

@@ -16,7 +16,7 @@ from step4_sharded.shard import shard
 from step5_orchestrator.emulate import Milliseconds
 from step5_orchestrator.executor import Event
 from step5_orchestrator.gather import gather_parameters
-from step5_orchestrator.numbers import bubble
+from step5_orchestrator.prediction import bubble
 from step5_orchestrator.pipeline import Pipeline
 from step5_orchestrator.table import UNIT_COST, Table
 

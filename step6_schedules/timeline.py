@@ -8,7 +8,7 @@ from pathlib import Path
 from step0_monolith.files import write_whole
 from step0_monolith.options import Options, option, optional, output_file
 from step5_orchestrator.executor import Event
-from step5_orchestrator.numbers import bubble, peak_in_flight
+from step5_orchestrator.prediction import bubble, peak_in_flight
 from step5_orchestrator.table import Table, timing
 
 # Blue and orange of Okabe and Ito's palette, told apart by colour-blind readers; B is also darker, for grey prints.

@@ -9,7 +9,7 @@ from step5_orchestrator.actions import Action, Value, is_given, makes, needs, pa
 from step5_orchestrator.emulate import EmulateOptions
 from step5_orchestrator.lowering import Receive, Send, lower
 from step5_orchestrator.naive import forward_only, naive
-from step5_orchestrator.numbers import bubble, makespan, peak_in_flight
+from step5_orchestrator.prediction import bubble, makespan, peak_in_flight
 from step5_orchestrator.table import TableError, check, make_table, timing
 from step6_schedules.schedules import SCHEDULES
 
