@@ -20,9 +20,15 @@ def with_default_initialisation(config: Config) -> list[nn.Module]:
 
 
 def main() -> None:
+    """Shows the spread of the logits and the first loss for right and wrong inputs, with both initialisations."""
     config = Config(num_layers=16)
     inputs, targets = batch(config, 0)
-    wrong = {"right inputs": inputs, "zeros": torch.zeros_like(inputs), "negated": -inputs, "rows shifted": inputs.roll(1, 0)}
+    wrong = {
+        "right inputs": inputs,
+        "zeros": torch.zeros_like(inputs),
+        "negated": -inputs,
+        "rows shifted": inputs.roll(1, 0),
+    }
     for name, make in (("default", with_default_initialisation), ("Kaiming", layers)):
         with torch.no_grad():
             (logits,) = run_layers(make(config), (inputs,))

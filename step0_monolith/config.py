@@ -35,6 +35,7 @@ class Config(Options):
     threads: int = option(1, whole(1), "threads a process; their number can change the last bits")
 
     def check_together(self) -> None:
+        """Fills in the learning rate, and refuses sizes that do not fit together."""
         if self.learning_rate is None:
             object.__setattr__(self, "learning_rate", DEFAULT_LEARNING_RATE[self.optimizer])
         if self.num_microbatches > self.batch_size:
@@ -47,6 +48,7 @@ class Config(Options):
 
     @property
     def torch_dtype(self) -> torch.dtype:
+        """`dtype` as torch has it."""
         return getattr(torch, self.dtype)
 
     def shape_of_layer(self, index: int) -> tuple[int, int]:

@@ -21,6 +21,7 @@ class Layer(nn.Linear):
         self.relu = relu
 
     def forward(self, x: Tensor) -> Tensor:
+        """(N, D_in) to (N, D_out)."""
         x = super().forward(x)
         return torch.relu(x) if self.relu else x
 

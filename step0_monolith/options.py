@@ -23,6 +23,7 @@ def option(default: Any, convert: Callable[[str, Any], Any], help: str) -> Any:
 
 
 def flag_of(name: str) -> str:
+    """The flag of a field: num_layers becomes --num-layers."""
     return "--" + name.replace("_", "-")
 
 
@@ -44,6 +45,8 @@ class Options:
 
 
 def whole(minimum: int) -> Callable[[str, Any], int]:
+    """A whole number from `minimum` on."""
+
     def convert(flag: str, value: Any) -> int:
         try:
             number = int(value) if isinstance(value, str) else value
@@ -59,6 +62,8 @@ def whole(minimum: int) -> Callable[[str, Any], int]:
 
 
 def number(above: float = -math.inf) -> Callable[[str, Any], float]:
+    """A finite number greater than `above`."""
+
     def convert(flag: str, value: Any) -> float:
         try:
             result = float(value)
@@ -72,6 +77,8 @@ def number(above: float = -math.inf) -> Callable[[str, Any], float]:
 
 
 def one_of(*names: str) -> Callable[[str, Any], str]:
+    """One of the given names."""
+
     def convert(flag: str, value: Any) -> str:
         if value not in names:
             raise UsageError(f"{flag} {value!r} is unknown; choose one of: {', '.join(names)}")
@@ -87,6 +94,8 @@ def optional(inner: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
 
 
 def output_file(*suffixes: str) -> Callable[[str, Any], Path]:
+    """A path that ends in one of the suffixes; whether it can be written is checked by `files.check_writable`."""
+
     def convert(flag: str, value: Any) -> Path:
         path = Path(value)
         if path.suffix not in suffixes:

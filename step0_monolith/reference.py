@@ -44,7 +44,7 @@ def evaluate(modules: Sequence[nn.Module], inputs: Tensor, targets: Tensor, num_
 
 
 def metrics(outputs: Sequence[Tensor], targets: Tensor) -> dict[str, float]:
-    """`accuracy` and `loss` from the outputs of all microbatches, each (N, C), and all targets; ignored rows left out."""
+    """`accuracy` and `loss` from all microbatches' outputs, each (N, C), and all targets; ignored rows left out."""
     weight = batch_weight(targets)
     pieces = microbatches(targets, len(outputs))
     shares = [loss_share(output, piece, weight) for output, piece in zip(outputs, pieces, strict=True)]

@@ -7,6 +7,7 @@ from step0_monolith.options import run_program
 
 
 def main() -> None:
+    """Three experiments with two layers."""
     torch.manual_seed(0)
     first, second = nn.Linear(4, 4), nn.Linear(4, 4)
     x = torch.randn(2, 4)

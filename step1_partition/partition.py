@@ -78,7 +78,7 @@ def by_cost(costs: Sequence[float], num_stages: int) -> list[int]:
     if any(not math.isfinite(cost) or cost < 0 for cost in costs):
         raise UsageError(f"costs must be finite and at least 0, not {list(costs)}")
     sums = [0.0, *itertools.accumulate(costs)]
-    # best[n]: the dearest stage when the first n layers fill the stages so far; cuts remembers where the last one began.
+    # best[n]: the dearest stage when the first n layers fill the stages so far; cuts: where the last of them began.
     best = [0.0, *[math.inf] * num_layers]
     cuts = []
     for stage in range(1, num_stages + 1):

@@ -18,6 +18,7 @@ from step2_comms.notes import Note, chain, explain
 
 POLL_SECONDS = 0.2
 ANSWER_SECONDS = 2.0
+TIMED_OUT, LOST = "timed out", "lost its peer"
 
 
 class Watch:
@@ -110,20 +111,24 @@ class Watch:
             self._replaced_handler = None
 
     def _find_root(self, error: Exception) -> str:
+        reason = _reason(error)
+        if reason is None:
+            self.failed(error)
+            return f"failed in {self.doing[1]}: {str(error).splitlines()[0]}"
         with self._lock:
             own = self._last_words = self._note()
         try:
             notes = self._ask(own)
         except RuntimeError:
-            return f"{_reason(error)}: {own.sentence()}, and the launcher's store is gone too"
+            return f"{reason}: {own.sentence()}, and the launcher's store is gone too"
         path = chain(notes, self.rank, self.size)
         told = self._told
-        if told and told.state == "busy" and len(path) > 1 and path[-1] == self.rank and not _is_timeout(error):
+        if told and told.state == "busy" and len(path) > 1 and path[-1] == self.rank and reason != TIMED_OUT:
             # The circle is none: the rank before this one in it had given up while this one was busy.
             self._last_words = told
             return f"came too late, it was {told.activity()}; {notes[path[-2]].sentence()}"
         self._write(own)
-        return f"{_reason(error)}: {explain(notes, self.rank, self.size)}"
+        return f"{reason}: {explain(notes, self.rank, self.size)}"
 
     def _ask(self, own: Note) -> dict[int, Note]:
         """Raises the alarm and collects notes until they lead to the root, or to a rank silent for 2 s."""
@@ -160,6 +165,7 @@ class Watch:
     def _write(self, note: Note) -> None:
         with contextlib.suppress(RuntimeError):  # the store may have gone with its host; there is nobody left to tell
             self._store.set(_key(note.rank), note.to_json())
+            self._store.check([_key(note.rank)])  # `set` alone returns before the store has the note
 
     def _leave(self) -> None:
         self.failed(SystemExit())
@@ -198,14 +204,9 @@ def _is_ours(file: str) -> bool:
     return not (is_standard or file.startswith(("<", os.path.dirname(torch.__file__))))
 
 
-def _is_timeout(error: Exception) -> bool:
-    return "imed out" in str(error) or "imeout" in str(error)
-
-
-def _reason(error: Exception) -> str:
-    """What happened in words, from the text of torch's error: there are no error classes to tell these apart."""
-    text = str(error).splitlines()[0] if str(error) else type(error).__name__
-    if _is_timeout(error):
-        return "timed out"
-    lost = ("onnection", "roken pipe", "ocket", "NCCL", "nccl", "peer")
-    return "lost its peer" if any(word in text for word in lost) else f"failed in a message ({text})"
+def _reason(error: Exception) -> str | None:
+    """What happened, from the text of torch's error, which has no classes to tell these apart; None: neither."""
+    text = str(error)
+    if "imed out" in text or "imeout" in text:
+        return TIMED_OUT
+    return LOST if any(word in text for word in ("onnection", "roken pipe", "ocket", "NCCL")) else None

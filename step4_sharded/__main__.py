@@ -1,4 +1,4 @@
-"""torchrun --standalone --nproc-per-node 4 -m step4_sharded: each rank builds its stage; the forward pass runs through all."""
+"""torchrun --standalone --nproc-per-node 4 -m step4_sharded: each rank builds its stage; the forward is run."""
 
 import torch
 

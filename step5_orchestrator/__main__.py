@@ -2,13 +2,14 @@
 
 from step0_monolith.options import run_program
 from step5_orchestrator.naive import naive
-from step5_orchestrator.program import train_program
+from step5_orchestrator.program import schedule_options, train_program
 
 SCHEDULES = {"naive": naive}
+ScheduleOptions = schedule_options(SCHEDULES, "naive")
 
 
 def main() -> None:
-    train_program("step5_orchestrator", __doc__, SCHEDULES, "naive")
+    train_program("step5_orchestrator", __doc__, SCHEDULES, ScheduleOptions)
 
 
 if __name__ == "__main__":

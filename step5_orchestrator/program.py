@@ -64,12 +64,11 @@ def train_program(
     module: str,
     description: str,
     schedules: Schedules,
-    default: str,
+    schedule_class: type[Options],
     extra: type[Options] | None = None,
     after: Callable[[Options, Trainer], None] | None = None,
 ) -> None:
     """Reads the command line, trains, and reports on rank 0. extra, after: options of a step's own, and their work."""
-    schedule_class = schedule_options(schedules, default)
     classes = [Config, schedule_class, PartitionOptions, WorldOptions, EmulateOptions, ResultOptions]
     parsed = parse(f"python -m {module}", description, dict.fromkeys([*classes, *([extra] if extra else [])]))
     config, schedule, parts, world_options, emulation, output, *extras = parsed

@@ -25,14 +25,17 @@ class Table:
 
     @property
     def num_ranks(self) -> int:
+        """Rows."""
         return len(self.rows)
 
     @cached_property
     def num_stages(self) -> int:
+        """Stages, numbered from 0 to the largest that is named."""
         return 1 + max((action.stage for row in self.rows for action in row), default=-1)
 
     @cached_property
     def num_microbatches(self) -> int:
+        """Microbatches, numbered from 0 to the largest that is named."""
         return 1 + max((action.microbatch for row in self.rows for action in row), default=-1)
 
     @cached_property

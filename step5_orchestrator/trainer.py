@@ -4,8 +4,6 @@ import statistics
 import time
 from collections.abc import Sequence
 
-import torch
-
 from step0_monolith.config import NUM_FEATURES, NUM_TEST_ROWS, Config
 from step0_monolith.data import batch, test_set
 from step0_monolith.progress import Progress
@@ -16,8 +14,8 @@ from step4_sharded.shard import shard
 from step5_orchestrator.emulate import Milliseconds
 from step5_orchestrator.executor import Event
 from step5_orchestrator.gather import gather_parameters
-from step5_orchestrator.prediction import bubble
 from step5_orchestrator.pipeline import Pipeline
+from step5_orchestrator.prediction import bubble
 from step5_orchestrator.table import UNIT_COST, Table
 
 WARM_UP_ITERATIONS = 2

@@ -15,9 +15,8 @@ from step2_comms.world import open_world
 from step5_orchestrator.actions import Action, needs
 from step5_orchestrator.executor import Executor
 from step5_orchestrator.lowering import Instruction, Receive, Send
-from step5_orchestrator.program import schedule_options
 from step5_orchestrator.trainer import Trainer
-from step6_schedules.schedules import SCHEDULES
+from step6_schedules.schedules import SCHEDULES, ScheduleOptions
 
 CONFIG = ("num_layers", "width", "batch_size", "num_microbatches", "num_iterations", "seed", "data", "dtype", "threads")
 
@@ -47,7 +46,8 @@ def block(executor: Executor) -> None:
 
 
 def main() -> None:
-    takes = {Config: CONFIG, schedule_options(SCHEDULES, "1f1b"): None, WorldOptions: None}
+    """Trains under a schedule with blocking messages."""
+    takes = {Config: CONFIG, ScheduleOptions: None, WorldOptions: None}
     config, schedule, world_options = parse("python -m step6_schedules.break_it", __doc__, takes)
     launch = read_launch("step6_schedules.break_it", at_least=2)
     table = SCHEDULES[schedule.schedule](launch.size, config.num_microbatches)

@@ -80,7 +80,9 @@ def _draw(axes, rows: Sequence[Sequence[Event]], title: str, label: str) -> None
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.tick_params(left=False)
-    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=len(COLOURS), frameon=False, fontsize=8, borderaxespad=0)
+    axes.legend(
+        loc="lower right", bbox_to_anchor=(1, 1), ncols=len(COLOURS), frameon=False, fontsize=8, borderaxespad=0
+    )
 
 
 def _wide_enough(rows: Sequence[Sequence[Event]], end: float) -> set[str]:

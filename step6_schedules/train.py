@@ -16,10 +16,10 @@ from step1_partition.partition import PartitionOptions, partition
 from step2_comms.device import WorldOptions
 from step2_comms.launch import read_launch
 from step2_comms.world import World, open_world
-from step5_orchestrator.program import check_outputs, report, schedule_options
+from step5_orchestrator.program import check_outputs, report
 from step5_orchestrator.table import Table
 from step5_orchestrator.trainer import Trainer
-from step6_schedules.schedules import SCHEDULES
+from step6_schedules.schedules import SCHEDULES, ScheduleOptions
 from step6_schedules.timeline import TimelineOptions, draw_timeline
 
 STRETCH_ITERATIONS = 12
@@ -42,8 +42,8 @@ def measure_stretch(
 
 
 def main() -> None:
-    schedule_class = schedule_options(SCHEDULES, "1f1b")
-    takes = dict.fromkeys([Config, schedule_class, PartitionOptions, WorldOptions, ResultOptions, TimelineOptions])
+    """Trains, measures, and compares."""
+    takes = dict.fromkeys([Config, ScheduleOptions, PartitionOptions, WorldOptions, ResultOptions, TimelineOptions])
     config, schedule, parts, world_options, output, picture = parse("python -m step6_schedules.train", __doc__, takes)
     launch = read_launch("step6_schedules.train")
     table = SCHEDULES[schedule.schedule](launch.size, config.num_microbatches)

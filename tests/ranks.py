@@ -32,7 +32,7 @@ from step2_comms.world import World, open_world
 
 ROOT = Path(__file__).resolve().parent.parent
 MARK = "PIPELINE_COURSE_JOB"
-# torch's store looks up the name of each address that connects. Where no name server answers, that costs 5 s now and then.
+# torch's store looks up the name of each address that connects: 5 s now and then where no name server answers.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests.preload"])

@@ -86,9 +86,7 @@ def test_each_epoch_shows_every_row_at_most_once_in_its_own_order():
     index = {tuple(row): i for i, row in enumerate(inputs.tolist())}
     epochs = []
     for epoch in range(2):
-        rows = [
-            index[tuple(row)] for i in range(per_epoch) for row in batch(config, epoch * per_epoch + i)[0].tolist()
-        ]
+        rows = [index[tuple(row)] for i in range(per_epoch) for row in batch(config, epoch * per_epoch + i)[0].tolist()]
         assert len(rows) == len(set(rows)) == per_epoch * 60
         epochs.append(rows)
     assert epochs[0] != epochs[1]
@@ -242,11 +240,11 @@ def test_evaluation_leaves_everything_as_it_was():
     config = small()
     modules = [layer(config, 0), nn.BatchNorm1d(16), nn.BatchNorm1d(16), nn.Dropout(0.5), *layers(config, 1)]
     modules[1].eval()
-    before = {name: value.clone() for m in modules for name, value in m.state_dict().items()}
+    before = {(i, name): value.clone() for i, m in enumerate(modules) for name, value in m.state_dict().items()}
     evaluate(modules, *the_test_set(config), 8)
     assert [m.training for m in modules[:4]] == [True, False, True, True]
     assert len(before) > 10
-    after = {name: value for m in modules for name, value in m.state_dict().items()}
+    after = {(i, name): value for i, m in enumerate(modules) for name, value in m.state_dict().items()}
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 

@@ -247,17 +247,17 @@ def test_an_answer_does_not_replace_the_last_words(store, watch):
 
 
 def test_an_error_that_is_no_lost_peer_keeps_its_text(store, watch):
-    store.set("note/1", Note(1, "busy").to_json())
     watch.doing = ("waits", "recv from 1", 1, time.monotonic())
-    assert "rank 0 failed in a message (invalid tensor size): " in str(
-        watch.explained(RuntimeError("invalid tensor size"))
-    )
+    error = watch.explained(RuntimeError("invalid tensor size\nmore"))
+    assert str(error) == "rank 0 failed in recv from 1: invalid tensor size"
+    assert Note.from_json(store.get("note/0")).error == "RuntimeError: invalid tensor size"
 
 
 def test_a_silent_rank_is_waited_for_once(store, watch, monkeypatch):
     monkeypatch.setattr("step2_comms.watch.ANSWER_SECONDS", 0.1)
     watch.doing = ("waits", "recv from 1", 1, time.monotonic())
     watch.explained(LOST)
+    assert store.check(["note/1"])
     assert Note.from_json(store.get("note/1")).state == "silent"
 
 

@@ -96,6 +96,20 @@ def test_broken_contract_raises_on_both_ends(pool, sent, agreed, words):
         assert all(word in error for word in words), error
 
 
+def refused_and_alive(world):
+    """Rank 0 lives on after its refusal, and waits until rank 1 has heard of it."""
+    text = raised(world, exchange, (torch.zeros(4),), (torch.zeros(6),))
+    if world.rank == 1:
+        world.store.set("heard", "")
+    world.store.wait(["heard"])
+    return text
+
+
+def test_the_peer_of_a_refusal_does_not_wait_for_the_end(pool):
+    for error in pool.run(2, refused_and_alive, timeout=10):
+        assert "(6,) float32, but rank 0 was about to send (4,)" in error
+
+
 def test_wrong_number_of_tensors_raises_on_both_ends(pool):
     for error in pool.run(2, raised, exchange, (), number(1)):
         assert "agreed as (2, 3) float32, but rank 0 was about to send no tensor" in error
@@ -305,11 +319,13 @@ def open_again(world):
     """A second set of channels in the same world knows nothing of the first one's contracts."""
     received = []
     for shape in ((2,), (5,)):
+        x = (torch.ones(shape),)
+        messages = Messages(world, LINE)
         if world.rank == 0:
             time.sleep(0.2)  # the receiver asks for the contract first
-        messages = opened(world, [("x", (torch.ones(shape),))])
+        messages.channel("forward", 0, 1).agree([Message("x", specs_of(x))] if world.rank == 0 else None)
         if world.rank == 0:
-            messages.send_forward("x", (torch.ones(shape),))
+            messages.send_forward("x", x)
         else:
             received.append(tuple(messages.recv_forward("x")[0].shape))
         messages.close()

@@ -1,5 +1,6 @@
-"""Step 6 through the commands that a student types: results, pictures, and mistakes that are found before any message."""
+"""Step 6 through the commands that a student types: results, pictures, and mistakes found before any message."""
 
+import itertools
 import json
 
 import pytest
@@ -139,5 +140,5 @@ def test_the_picture_at_every_size(tmp_path, schedule, p, m):
     text = (tmp_path / "t.svg").read_text()
     assert text.lstrip().startswith("<?xml")
     for row in predicted_events(table, cost):
-        for (_, _, end), (_, start, _) in zip(row, row[1:], strict=False):
+        for (_, _, end), (_, start, _) in itertools.pairwise(row):
             assert end <= start
