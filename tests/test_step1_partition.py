@@ -16,6 +16,7 @@ from step1_partition.__main__ import run_by_hand
 from step1_partition.batch_norm import check_batch_norm
 from step1_partition.partition import PartitionOptions, bounds, by_cost, by_hand, evenly, measure_costs, split
 from step1_partition.stage import Stage
+from tests.modules import Join, batch_normed, embedded, frozen_first, residual
 from tests.monolith import assert_same_bits, monolith, named, small
 
 
@@ -147,64 +148,20 @@ def run_both(modules, again, sizes, inputs, targets, num_microbatches=3):
     return named(modules, gradients=True), named(again, gradients=True)
 
 
-class Split(nn.Module):
-    """Keeps its input beside its output, for a later layer: a residual that skips over stages."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Linear(8, 8)
-
-    def forward(self, x):
-        return self.inner(x), x
-
-
-class Middle(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Linear(8, 8)
-
-    def forward(self, x, kept):
-        return torch.relu(self.inner(x)), kept
-
-
-class Join(nn.Module):
-    def forward(self, x, kept):
-        return x + kept
-
-
 def built(make):
     torch.manual_seed(3)
     return make()
 
 
-def mixed():
-    return [nn.Embedding(50, 8), nn.Dropout(0.3), nn.Linear(8, 8), nn.LayerNorm(8), nn.ReLU(inplace=True),
-            nn.Linear(8, 10)]  # fmt: skip
-
-
-def residual():
-    return [nn.Linear(8, 8), Split(), Middle(), Join(), nn.Linear(8, 10)]
-
-
-def frozen_first():
-    modules = [nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 10)]
-    modules[0].requires_grad_(False)
-    return modules
-
-
-def batch_normed():
-    return [nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10)]
-
-
 @pytest.mark.parametrize(
     ("make", "sizes"),
-    [(mixed, [1, 1, 2, 2]), (mixed, [1] * 6), (residual, [1, 1, 1, 1, 1]), (residual, [2, 1, 2]),
+    [(embedded, [1, 1, 2, 2]), (embedded, [1] * 6), (residual, [1, 1, 1, 1, 1]), (residual, [2, 1, 2]),
      (frozen_first, [1, 1, 1, 1]), (batch_normed, [2, 2])],
-    ids=["mixed", "mixed, one a stage", "residual over stages", "residual", "frozen first stage", "batch norm"],
+    ids=["embedded", "embedded, one a stage", "residual over stages", "residual", "frozen first stage", "batch norm"],
 )  # fmt: skip
 def test_any_modules_equal_the_uncut_ones(make, sizes):
     torch.manual_seed(0)
-    inputs = torch.randint(50, (7,)) if make is mixed else torch.randn(7, 8)
+    inputs = torch.randint(50, (7,)) if make is embedded else torch.randn(7, 8)
     found, expected = run_both(built(make), built(make), sizes, inputs, torch.randint(10, (7,)))
     assert_same_bits(found, expected)
 

@@ -18,34 +18,10 @@ from step5_orchestrator.naive import naive
 from step5_orchestrator.pipeline import Pipeline
 from step5_orchestrator.trainer import Trainer, measured_bubble
 from step6_schedules.schedules import SCHEDULES
+from tests.modules import batch_normed, embedded, frozen_first, no_parameters_at_first, residual
 from tests.monolith import assert_same_bits, joined, monolith, named, small
 from tests.ranks import RanksFailed
-from tests.test_step1_partition import Join, Middle, Split
 from tests.training import Job, assert_equals_monolith, buffers_of, linear_chain, run_modules, train_job
-
-
-def embedded():
-    return [nn.Embedding(50, 8), nn.Dropout(0.3), nn.Linear(8, 8), nn.ReLU(inplace=True), nn.LayerNorm(8),
-            nn.Linear(8, 10)]  # fmt: skip
-
-
-def residual():
-    return [nn.Linear(8, 8), Split(), Middle(), Join(), nn.Linear(8, 10)]
-
-
-def frozen_first():
-    modules = [nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 10)]
-    modules[0].requires_grad_(False)
-    return modules
-
-
-def batch_normed():
-    return [nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10)]
-
-
-def no_parameters_at_first():
-    return [nn.Flatten(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 10)]
-
 
 KINDS = [
     (embedded, [1, 1, 2, 2]),
