@@ -8,7 +8,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from step0_monolith.model import Tensors
-from step0_monolith.options import RunError
 from step2_comms.contract import (
     ContractError,
     Message,
@@ -20,47 +19,10 @@ from step2_comms.contract import (
     specs_of,
     to_json,
 )
+from step2_comms.handle import Handle
 from step2_comms.world import World
 
 MAX_SENDS_UNDER_WAY = 2
-
-
-class Handle:
-    """A message under way. `wait()` returns its tensors, () for a send; later calls return them again."""
-
-    def __init__(
-        self, channel: "Channel", call: str, works: list, buffers: list[Tensor], specs: Sequence[Spec]
-    ) -> None:
-        self._channel, self._call, self._works = channel, call, works
-        # The buffers are held until the wait: gloo reads and writes them until then.
-        self._buffers, self._specs = buffers, specs
-        self._tensors: Tensors | None = None
-        self._error: Exception | None = None
-
-    def wait(self) -> Tensors:
-        """Waits until the message has been handed over (send) or is here (receive).
-
-        Raises RunError that names the root when the peer is lost or the timeout passes; later calls raise it again.
-        """
-        if self._error is not None:
-            raise self._error
-        if self._tensors is None:
-            try:
-                with self._channel.world.watch.waiting(self._call, self._channel.peer):
-                    # Each work only once: a second wait on the same one can hang.
-                    while self._works:
-                        self._works.pop(0).wait()
-            except RunError as error:
-                self._error = error
-                raise
-            self._tensors = self._channel.finished(self, self._buffers, self._specs)
-            self._buffers = []
-        return self._tensors
-
-    def give_up(self) -> None:
-        """Lets go of the message; a later `wait` raises RunError."""
-        self._error = RunError(f"{self._call} was given up: the channel is closed")
-        self._works, self._buffers = [], []
 
 
 class Channel:
@@ -96,8 +58,7 @@ class Channel:
                 raise ValueError(f"{self.name}: rank {self.source} sends, so it gives the script")
             self.world.store.set(key, to_json(script))
         else:
-            with self.world.watch.waiting(f"the contract of {self.name}", self.peer):
-                agreed = from_json(self.world.store.get(key))
+            agreed = from_json(self.world.fetch(key, f"the contract of {self.name}", self.peer))
             if script is not None:
                 self._compare(agreed, script)
             script = agreed
@@ -191,7 +152,7 @@ class Channel:
 
     def _outgoing(self, tensor: Tensor) -> Tensor:
         if not self.world.is_staged:
-            return tensor.contiguous()
+            return tensor.to(self.world.device).contiguous()
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         host.copy_(tensor, non_blocking=True)
         torch.cuda.current_stream().synchronize()

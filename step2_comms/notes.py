@@ -11,7 +11,7 @@ class Note:
 
     state: "waits" (in `call`, for rank `peer`; peer None: for all ranks), "busy" (in `call`), "failed" (with `error`),
     "left" (exited before its work was done), "finished", or "silent" (did not answer; another rank wrote this note).
-    where: file and line. seconds: how long in this state.
+    where: file and line. seconds: how long in this state. gave_up: it waits no longer, its message has failed.
     """
 
     rank: int
@@ -21,6 +21,12 @@ class Note:
     where: str = ""
     seconds: float = 0.0
     error: str = ""
+    gave_up: bool = False
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the rank will send nothing more."""
+        return self.gave_up or self.state in ("failed", "left", "finished", "silent")
 
     def to_json(self) -> str:
         """The note as text for the store."""

@@ -4,21 +4,19 @@ import atexit
 import contextlib
 import os
 import signal
-import sys
-import sysconfig
 import threading
 import time
+from dataclasses import replace
 from datetime import timedelta
 
-import torch
 import torch.distributed as dist
 
 from step0_monolith.options import RunError
 from step2_comms.notes import Note, chain, explain
+from step2_comms.symptoms import TIMED_OUT, reason, where
 
 POLL_SECONDS = 0.2
 ANSWER_SECONDS = 2.0
-TIMED_OUT, LOST = "timed out", "lost its peer"
 
 
 class Watch:
@@ -71,6 +69,10 @@ class Watch:
         """Whether this rank has failed: nothing more can be waited for."""
         return self._last_words is not None
 
+    def has_ended(self, rank: int) -> bool:
+        """Whether `rank` has left a note that it sends nothing more; one that was killed leaves none."""
+        return self._store.check([_key(rank)]) and Note.from_json(self._store.get(_key(rank))).is_last
+
     def explained(self, error: Exception) -> RunError:
         """The RunError that names the root of `error`, found by asking all ranks what they do; takes up to 2 s.
 
@@ -111,24 +113,26 @@ class Watch:
             self._replaced_handler = None
 
     def _find_root(self, error: Exception) -> str:
-        reason = _reason(error)
-        if reason is None:
+        what = reason(error)
+        if self.is_over:
+            return f"cannot go on: {self._last_words.sentence()}"
+        if what is None:
             self.failed(error)
-            return f"failed in {self.doing[1]}: {str(error).splitlines()[0]}"
+            return f"failed in {self.doing[1]}: {self._last_words.error}"
         with self._lock:
-            own = self._last_words = self._note()
+            own = self._last_words = replace(self._note(), gave_up=True)
         try:
             notes = self._ask(own)
         except RuntimeError:
-            return f"{reason}: {own.sentence()}, and the launcher's store is gone too"
+            return f"{what}: {own.sentence()}, and the launcher's store is gone too"
         path = chain(notes, self.rank, self.size)
         told = self._told
-        if told and told.state == "busy" and len(path) > 1 and path[-1] == self.rank and reason != TIMED_OUT:
+        if told and told.state == "busy" and len(path) > 1 and path[-1] == self.rank and what != TIMED_OUT:
             # The circle is none: the rank before this one in it had given up while this one was busy.
-            self._last_words = told
+            self._last_words = replace(told, gave_up=True)
             return f"came too late, it was {told.activity()}; {notes[path[-2]].sentence()}"
         self._write(own)
-        return f"{reason}: {explain(notes, self.rank, self.size)}"
+        return f"{what}: {explain(notes, self.rank, self.size)}"
 
     def _ask(self, own: Note) -> dict[int, Note]:
         """Raises the alarm and collects notes until they lead to the root, or to a rank silent for 2 s."""
@@ -152,15 +156,8 @@ class Watch:
 
     def _note(self) -> Note:
         state, call, peer, since = self.doing
-        where = self._where() if state == "busy" else ""
-        return Note(self.rank, state, call, peer, where, time.monotonic() - since)
-
-    def _where(self) -> str:
-        """File and line of the innermost frame of the main thread that is not the standard library's or torch's."""
-        frame = sys._current_frames().get(self._main)
-        while frame is not None and not _is_ours(frame.f_code.co_filename):
-            frame = frame.f_back
-        return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}" if frame else ""
+        place = where(self._main) if state == "busy" else ""
+        return Note(self.rank, state, call, peer, place, time.monotonic() - since)
 
     def _write(self, note: Note) -> None:
         with contextlib.suppress(RuntimeError):  # the store may have gone with its host; there is nobody left to tell
@@ -197,16 +194,3 @@ class Watch:
 
 def _key(rank: int) -> str:
     return f"note/{rank}"
-
-
-def _is_ours(file: str) -> bool:
-    is_standard = file.startswith(sysconfig.get_path("stdlib")) and "site-packages" not in file
-    return not (is_standard or file.startswith(("<", os.path.dirname(torch.__file__))))
-
-
-def _reason(error: Exception) -> str | None:
-    """What happened, from the text of torch's error, which has no classes to tell these apart; None: neither."""
-    text = str(error)
-    if "imed out" in text or "imeout" in text:
-        return TIMED_OUT
-    return LOST if any(word in text for word in ("onnection", "roken pipe", "ocket", "NCCL")) else None

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -15,10 +16,8 @@ import torch.distributed as dist
 from step0_monolith.options import RunError, UsageError
 from step2_comms.device import WorldOptions, choose_here
 from step2_comms.launch import Launch
+from step2_comms.meet import check_master, meet, why_not
 from step2_comms.watch import Watch
-
-# Ranks come to the start one after another, as the machine loads their programs: this much later than one message may.
-START_SECONDS = 5.0
 
 
 @dataclass
@@ -39,6 +38,22 @@ class World:
         """A key of the job's store for one exchange; all who take part ask for `name` equally often."""
         self._exchanges[name] += 1
         return f"{name}/{self._exchanges[name]}"
+
+    def fetch(self, key: str, call: str, peer: int) -> bytes:
+        """The value that rank `peer` puts into the job's store as `key`; `call` says what this rank waits in.
+
+        Raises RunError that names the root when the timeout passes or `peer` ends before: `store.get` would not notice.
+        """
+        deadline, pause = time.monotonic() + self.timeout.total_seconds(), 0.001
+        with self.watch.waiting(call, peer):
+            while not self.store.check([key]):
+                if time.monotonic() > deadline:
+                    raise RuntimeError("timed out")
+                if pause > 0.05 and self.watch.has_ended(peer):
+                    raise RuntimeError(f"connection to rank {peer} lost")
+                time.sleep(pause)
+                pause = min(2 * pause, 0.1)
+            return self.store.get(key)
 
     @property
     def is_staged(self) -> bool:
@@ -64,8 +79,8 @@ def open_world(launch: Launch, options: WorldOptions, threads: int = 1) -> Itera
     """Opens the process group, and closes it at the end.
 
     Sets the number of threads of this process and, on CUDA, its current device. At the end of the block waits for all
-    messages under way; after an error it waits for nothing. Raises UsageError for a device that is not there and
-    RunError when the ranks do not find each other within the timeout; an error inside the block stays the one that is
+    messages under way; after an error it waits for nothing. Raises UsageError for a device or a host that is not
+    there, and RunError when the ranks do not find each other in time; an error inside the block stays the one that is
     seen, and is left in the job's store for the other ranks.
     """
     launcher = os.getppid()
@@ -76,8 +91,9 @@ def open_world(launch: Launch, options: WorldOptions, threads: int = 1) -> Itera
     if choice.device.type == "cuda":
         torch.cuda.set_device(choice.device)
     timeout = timedelta(seconds=options.timeout)
+    check_master()
     try:
-        store = _meet(launch, options.timeout + START_SECONDS)
+        store = meet(launch, options.timeout)
         dist.init_process_group(
             # Beside NCCL, gloo carries the few CPU tensors of control.
             "gloo" if choice.backend == "gloo" else "cpu:gloo,cuda:nccl",
@@ -88,7 +104,7 @@ def open_world(launch: Launch, options: WorldOptions, threads: int = 1) -> Itera
             device_id=choice.device if choice.backend == "nccl" else None,
         )
     except (RuntimeError, ValueError) as error:
-        raise RunError(_why_not_open(launch, options, error)) from error
+        raise RunError(why_not(launch, options.timeout, error)) from error
     store.set_timeout(timeout)
     watch = Watch(store, launch.rank, launch.size, launcher)
     world = World(launch.rank, launch.size, choice.device, choice.backend, timeout, store, watch)
@@ -106,30 +122,6 @@ def open_world(launch: Launch, options: WorldOptions, threads: int = 1) -> Itera
         raise
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def _meet(launch: Launch, seconds: float) -> dist.Store:
-    """The job's store, once all ranks have come to it."""
-    limit = timedelta(seconds=seconds)
-    store, _, _ = next(dist.rendezvous("env://", launch.rank, launch.size, timeout=limit))
-    # A launcher that starts failed ranks again may keep its store: each attempt has keys of its own.
-    store = dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-    store.set(f"here/{launch.rank}", "")
-    store.wait([f"here/{rank}" for rank in range(launch.size)], limit)
-    return store
-
-
-def _why_not_open(launch: Launch, options: WorldOptions, error: Exception) -> str:
-    text = str(error).splitlines()[0]
-    if "EADDRINUSE" in text or "address already in use" in text.lower():
-        return f"rank {launch.rank}: the port is taken; add --standalone to torchrun, which picks a free one ({text})"
-    if "imed out" in text or "imeout" in text or "clients joined" in text:
-        return (
-            f"rank {launch.rank}: not all of the {launch.size} ranks came within {options.timeout + START_SECONDS:g} s "
-            f"(--timeout and {START_SECONDS:g}); is each one started, with the same MASTER_ADDR and "
-            f"MASTER_PORT? ({text})"
-        )
-    return f"rank {launch.rank}: the process group did not open: {text}"
 
 
 def check_fits(launch: Launch, num_layers: int) -> None:

@@ -49,8 +49,9 @@ def agree_on_boundaries(
         if index == 0:
             found[0] = list(inputs)
         else:
-            with world.watch.waiting(f"the shapes before stage {index}", rank_of_stage[index - 1]):
-                found[index] = [m.specs for m in from_json(world.store.get(f"{key}/{index}"))]
+            peer = rank_of_stage[index - 1]
+            text = world.fetch(f"{key}/{index}", f"the shapes before stage {index}", peer)
+            found[index] = [m.specs for m in from_json(text)]
         outputs = {specs: output_specs(stages[index], specs, world.device) for specs in set(found[index])}
         found[index + 1] = [outputs[specs] for specs in found[index]]
         script = [Message(str(m), specs) for m, specs in enumerate(found[index + 1])]

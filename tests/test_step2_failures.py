@@ -131,6 +131,37 @@ def test_ranks_that_finish_while_others_wait_for_them(pool):
     assert "rank 2 waits in recv_forward from rank 1 (x)" in outcomes[2].error
 
 
+def fail_before_the_contract(world):
+    """Rank 0 fails before it has said what it will send; rank 2 waits for it by way of rank 1."""
+    messages = Messages(world, edges_of_a_line(world.size))
+    if world.rank == 0:
+        raise ValueError("planted")
+    channel = messages.channel("forward", world.rank - 1, world.rank)
+    script = channel.agree()
+    if world.rank == 1:
+        messages.channel("forward", 1, 2).agree(script)
+
+
+def test_a_contract_that_never_comes(pool):
+    _, one, two = pool.outcomes(3, fail_before_the_contract)
+    assert "rank 1 lost its peer: rank 0 failed: ValueError: planted; rank 1 waits in the contract of" in one.error
+    assert "rank 2 lost its peer: rank 0 failed: ValueError: planted; " in two.error
+    assert "rank 2 waits in the contract of forward 1 to 2" in two.error
+
+
+def never_agrees(world):
+    messages = Messages(world, edges_of_a_line(2))
+    if world.rank == 1:
+        messages.channel("forward", 0, 1).agree()
+    world.watch.busy("thinking")
+    time.sleep(1.8)
+
+
+def test_a_contract_that_comes_too_late(pool):
+    error = pool.outcomes(2, never_agrees, timeout=1)[1].error
+    assert "rank 1 timed out: rank 0 is alive but has been busy for 1 s while in thinking at " in error
+
+
 def finish_before_the_failure(world):
     """Ranks 0 and 1 are done and gone when rank 2 fails, for which rank 3 waits."""
     if world.rank < 2:
@@ -249,8 +280,15 @@ def test_an_answer_does_not_replace_the_last_words(store, watch):
 def test_an_error_that_is_no_lost_peer_keeps_its_text(store, watch):
     watch.doing = ("waits", "recv from 1", 1, time.monotonic())
     error = watch.explained(RuntimeError("invalid tensor size\nmore"))
-    assert str(error) == "rank 0 failed in recv from 1: invalid tensor size"
+    assert str(error) == "rank 0 failed in recv from 1: RuntimeError: invalid tensor size"
     assert Note.from_json(store.get("note/0")).error == "RuntimeError: invalid tensor size"
+
+
+def test_a_failure_that_was_caught_stays_the_root(store, watch):
+    watch.failed(ValueError("x"))
+    watch.doing = ("waits", "recv from 1", 1, time.monotonic())
+    assert str(watch.explained(LOST)) == "rank 0 cannot go on: rank 0 failed: ValueError: x"
+    assert Note.from_json(store.get("note/0")).error == "ValueError: x"
 
 
 def test_a_silent_rank_is_waited_for_once(store, watch, monkeypatch):

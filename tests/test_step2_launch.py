@@ -1,6 +1,7 @@
 """Step 2: what the launcher says, which device is chosen, and how a world opens and closes."""
 
 import os
+import socket
 import subprocess
 import sys
 from itertools import product
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from step0_monolith.options import UsageError
 from step2_comms.device import WorldOptions, choose
 from step2_comms.launch import Launch, read_launch
+from step2_comms.meet import check_master
 from step2_comms.world import check_fits
 from tests.ranks import ROOT, job_environment, python
 
@@ -199,6 +201,23 @@ def test_what_is_open_is_closed_at_the_end(pool):
 
 def fails_at_close(world):
     world.at_close.append(lambda: 1 / 0)
+
+
+@pytest.mark.parametrize("error", [socket.gaierror(-2, "Name or service not known"), UnicodeError("label too long")])
+def test_a_host_without_an_address(monkeypatch, error):
+    def look_up(host, port):
+        raise error
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    monkeypatch.setenv("MASTER_ADDR", "far")
+    with pytest.raises(UsageError, match="MASTER_ADDR='far' has no address"):
+        check_master()
+
+
+def test_an_address_is_good(monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    check_master()
 
 
 @pytest.mark.slow

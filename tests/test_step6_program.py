@@ -37,6 +37,8 @@ def check_run(num_ranks, schedule, directory, *more):
     assert (found.schedule, found.num_ranks, found.num_stages) == (schedule, num_ranks, num_ranks)
     assert f"weights sha256 {expected.weights_sha256}" in ran.stdout
     assert ran.stdout.count("weights sha256") == 1
+    shown = [line for line in ran.stdout.splitlines() if line.startswith("iteration")]
+    assert shown == [f"iteration {i:5d}  loss {loss:.4f}" for i, loss in enumerate(expected.losses, 1)]
     assert Image.open(picture).size[0] > 1000
     assert sorted(p.name for p in directory.iterdir()) == ["result.json", "timeline.png"]
     return found, ran

@@ -1,0 +1,51 @@
+"""How the ranks find each other: at a store that all of them know."""
+
+import os
+import socket
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from step0_monolith.options import UsageError
+from step2_comms.launch import Launch
+
+# Ranks come to the start one after another, as the machine loads their programs: this much later than a message may.
+START_SECONDS = 5.0
+
+
+def check_master() -> None:
+    """Raises UsageError for a host without an address, which torch would look for until its timeout, and longer."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return  # torchrun has found it, and runs the store there
+    host = os.environ["MASTER_ADDR"]
+    try:
+        socket.getaddrinfo(host, None)
+    except (OSError, UnicodeError) as error:
+        raise UsageError(
+            f"MASTER_ADDR={host!r} has no address ({error}); give the host of rank 0, or start with torchrun"
+        ) from None
+
+
+def meet(launch: Launch, timeout: float) -> dist.Store:
+    """The job's store, once all ranks have come to it; `timeout` in seconds. Raises RuntimeError when one has not."""
+    limit = timedelta(seconds=timeout + START_SECONDS)
+    store, _, _ = next(dist.rendezvous("env://", launch.rank, launch.size, timeout=limit))
+    # A launcher that starts failed ranks again may keep its store: each attempt has keys of its own.
+    store = dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    store.set(f"here/{launch.rank}", "")
+    store.wait([f"here/{rank}" for rank in range(launch.size)], limit)
+    return store
+
+
+def why_not(launch: Launch, timeout: float, error: Exception) -> str:
+    """What to say when the process group did not open because of `error`."""
+    text = str(error).partition("\n")[0]
+    if "EADDRINUSE" in text or "address already in use" in text.lower():
+        return f"rank {launch.rank}: the port is taken; add --standalone to torchrun, which picks a free one ({text})"
+    if "imed out" in text or "imeout" in text or "clients joined" in text:
+        return (
+            f"rank {launch.rank}: not all of the {launch.size} ranks came within {timeout + START_SECONDS:g} s "
+            f"(--timeout and {START_SECONDS:g}); is each one started, with the same MASTER_ADDR and "
+            f"MASTER_PORT? ({text})"
+        )
+    return f"rank {launch.rank}: the process group did not open: {text}"
