@@ -18,7 +18,6 @@ class Fault:
     old: str
     new: str
     test: str
-    fast: bool = False
 
 
 EQUAL = "tests/test_step6_equality.py::test_uneven_batches"
@@ -60,7 +59,7 @@ FAULTS = [
     ),
     Fault(
         "targets shifted by one row", "step5_orchestrator/pipeline.py",
-        "targets = targets.to(self.world.device)", "targets = targets.to(self.world.device).roll(1)", EQUAL, fast=True,
+        "targets = targets.to(self.world.device)", "targets = targets.to(self.world.device).roll(1)", EQUAL,
     ),
     Fault(
         "gradients not set to zero", "step5_orchestrator/trainer.py", "self._optimizer.zero_grad()", "pass", EQUAL,
@@ -89,10 +88,9 @@ FAULTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize(
-    "fault", [pytest.param(f, id=f.name, marks=[] if f.fast else pytest.mark.slow) for f in FAULTS]
-)
+@pytest.mark.parametrize("fault", FAULTS, ids=[fault.name for fault in FAULTS])
 def test_a_planted_fault_makes_its_test_fail(fault, tmp_path):
     for folder in (*ROOT.glob("step*"), ROOT / "tests"):
         shutil.copytree(folder, tmp_path / folder.name, ignore=shutil.ignore_patterns("__pycache__"))
