@@ -13,7 +13,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from step0_monolith.options import RunError, UsageError
+from step0_monolith.options import RunError
 from step2_comms.device import WorldOptions, choose_here
 from step2_comms.launch import Launch
 from step2_comms.meet import check_master, meet, why_not
@@ -122,12 +122,3 @@ def open_world(launch: Launch, options: WorldOptions, threads: int = 1) -> Itera
         raise
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def check_fits(launch: Launch, num_layers: int) -> None:
-    """Raises UsageError when there are more ranks than layers; called before any message."""
-    if launch.size > num_layers:
-        raise UsageError(
-            f"{num_layers} layers cannot be shared by {launch.size} ranks; raise --num-layers or start at most "
-            f"{num_layers} ranks"
-        )

@@ -24,7 +24,7 @@ from step2_comms.contract import Spec
 from step2_comms.device import WorldOptions
 from step2_comms.launch import read_launch, torchrun_command
 from step2_comms.p2p import Messages, edges_of_a_line
-from step2_comms.world import World, check_fits, open_world
+from step2_comms.world import World, open_world
 from step3_pingpong.curve import SMALLEST, Fit, Point, fit, measure
 from step3_pingpong.picture import draw, size_name
 from step3_pingpong.pingpong import agree, compare, ping_pong, uncut
@@ -105,7 +105,7 @@ def main() -> None:
     config, world_options, options = parse(torchrun_command("step3_pingpong", 2), __doc__, takes)
     # Two ranks, not more: ranks that only look on would take time from the cores that are being measured.
     launch = read_launch("step3_pingpong", at_least=2, at_most=2)
-    check_fits(launch, config.num_layers)
+    evenly(config.num_layers, launch.size)
     check_writable("--curve", options.curve)
     with open_world(launch, world_options, config.threads) as world:
         messages = Messages(world, edges_of_a_line(2))

@@ -14,7 +14,6 @@ from step0_monolith.options import UsageError
 from step2_comms.device import WorldOptions, choose
 from step2_comms.launch import Launch, read_launch
 from step2_comms.meet import check_master
-from step2_comms.world import check_fits
 from tests.ranks import ROOT, job_environment, python
 
 GOOD = {
@@ -76,12 +75,6 @@ def test_the_number_of_ranks_must_fit():
         read_launch("step9", at_least=2, environment=one)
     with pytest.raises(UsageError, match=f"takes at most 2 ranks, not 4; run: {COMMAND}"):
         read_launch("step9", at_least=2, at_most=2, environment=GOOD)
-
-
-def test_more_ranks_than_layers():
-    check_fits(Launch(0, 4, 0, 4), 4)
-    with pytest.raises(UsageError, match="3 layers cannot be shared by 4 ranks"):
-        check_fits(Launch(0, 4, 0, 4), 3)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def refuse_to_open(*arguments):
         ("program", "--max-bytes 1073741825", {}, "--max-bytes 1073741825 is more than 1073741824 bytes"),
         ("program", "--curve curve.jpg", {}, "--curve 'curve.jpg' must end in .png"),
         ("program", "--curve absent/curve.png", {}, "cannot be written"),
-        ("program", "--num-layers 1", {}, "1 layers cannot be shared by 2 ranks"),
+        ("program", "--num-layers 1", {}, "1 layers cannot fill 2 stages"),
         ("program", "--dtype int8", {}, "--dtype 'int8' is unknown"),
         ("program", "--timeout 0", {}, "--timeout must be a finite number above 0"),
         ("deadlock", "", {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}, "at least 2 ranks, not 1"),
