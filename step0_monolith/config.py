@@ -30,6 +30,15 @@ class Config(Options):
         None, optional(number(above=0)), "step size of the optimizer (default: 0.1 for sgd, 0.001 for adam)"
     )
     optimizer: str = option("sgd", one_of("sgd", "adam"), "which optimizer")
+    lr_schedule: str = option(
+        "constant",
+        one_of("constant", "warmup-cosine"),
+        "how the step size changes: not at all, or up and then down to 0",
+    )
+    warmup_iterations: int = option(0, whole(0), "iterations of warmup-cosine in which the step size still grows")
+    max_grad_norm: float | None = option(
+        None, optional(number(above=0)), "largest norm of all gradients together (default: any)"
+    )
     data: str = option("digits", one_of("digits", "random"), "real handwritten digits, or random rows for measuring")
     dtype: str = option("float32", one_of("float32", "float64", "bfloat16"), "type of weights and activations")
     threads: int = option(1, whole(1), "threads a process; their number can change the last bits")
@@ -38,6 +47,12 @@ class Config(Options):
         """Fills in the learning rate, and refuses sizes that do not fit together."""
         if self.learning_rate is None:
             object.__setattr__(self, "learning_rate", DEFAULT_LEARNING_RATE[self.optimizer])
+        if self.warmup_iterations and self.lr_schedule == "constant":
+            raise UsageError(f"--warmup-iterations {self.warmup_iterations} needs --lr-schedule warmup-cosine")
+        if self.warmup_iterations > self.num_iterations:
+            raise UsageError(
+                f"--warmup-iterations {self.warmup_iterations} is more than the {self.num_iterations} of the run"
+            )
         if self.num_microbatches > self.batch_size:
             raise UsageError(
                 f"--num-microbatches {self.num_microbatches} is more than the {self.batch_size} rows of a batch; "

@@ -13,7 +13,7 @@ from step0_monolith.options import Options, option, optional, output_file
 from step0_monolith.progress import Progress
 from step0_monolith.reference import evaluate, forward_backward
 from step0_monolith.result import Result, weights_sha256
-from step0_monolith.update import make_optimizer
+from step0_monolith.update import make_optimizer, norm_of, squared_norms, step
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,8 @@ def train(config: Config, *, show: bool = False) -> Trained:
     """Trains the monolith for `config.num_iterations`; sets the process's number of threads."""
     torch.set_num_threads(config.threads)
     trained = Trained(layers(config))
-    optimizer = make_optimizer(config, (p for layer in trained.layers for p in layer.parameters()))
+    parameters = [p for layer in trained.layers for p in layer.parameters()]
+    optimizer = make_optimizer(config, parameters)
     with Progress(config.num_iterations, show) as progress:
         for iteration in range(config.num_iterations):
             start = time.perf_counter()
@@ -45,7 +46,8 @@ def train(config: Config, *, show: bool = False) -> Trained:
             loss = forward_backward(
                 trained.layers, inputs, targets, config.num_microbatches, seed=config.seed, iteration=iteration
             )
-            optimizer.step()
+            norm = None if config.max_grad_norm is None else norm_of(squared_norms(parameters))
+            step(config, optimizer, iteration, norm)
             trained.losses.append(loss.item())
             trained.iteration_seconds.append(time.perf_counter() - start)
             progress.advance(trained.losses[-1])

@@ -67,6 +67,12 @@ class World:
             dist.gather_object(value, values, dst=0)
         return values
 
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum of all ranks' CPU tensors, on every rank, in place."""
+        with self.watch.waiting("sum over all ranks"):
+            dist.all_reduce(tensor)
+        return tensor
+
     def broadcast(self, tensor: torch.Tensor, source: int) -> torch.Tensor:
         """Sends a CPU tensor from one rank to all, in place."""
         with self.watch.waiting(f"broadcast from rank {source}", None if source == self.rank else source):

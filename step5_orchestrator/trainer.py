@@ -8,12 +8,13 @@ from step0_monolith.config import NUM_FEATURES, NUM_TEST_ROWS, Config
 from step0_monolith.data import batch, test_set
 from step0_monolith.progress import Progress
 from step0_monolith.result import Result, weights_sha256
-from step0_monolith.update import make_optimizer
+from step0_monolith.update import make_optimizer, step
 from step2_comms.world import World
 from step4_sharded.shard import shard
 from step5_orchestrator.emulate import Milliseconds
 from step5_orchestrator.executor import Event
 from step5_orchestrator.gather import gather_parameters
+from step5_orchestrator.global_norm import GlobalNorm
 from step5_orchestrator.pipeline import Pipeline
 from step5_orchestrator.prediction import bubble
 from step5_orchestrator.table import UNIT_COST, Table
@@ -45,6 +46,7 @@ class Trainer:
         if self.has_test:
             self.pipeline.open("evaluate", (NUM_TEST_ROWS, NUM_FEATURES), config.torch_dtype)
         self._optimizer = make_optimizer(config, self.pipeline.parameters())
+        self._norm = GlobalNorm(world, stages, table.num_stages) if config.max_grad_norm is not None else None
         self._reads_data = self.pipeline.is_first or self.pipeline.is_last
         self.iteration = 0
         self.losses: list[float] = []
@@ -61,7 +63,7 @@ class Trainer:
         sent = self.pipeline.messages.bytes_sent
         loss = self.pipeline.run(inputs, targets, self.iteration).item()
         self._bytes_an_iteration = self.pipeline.messages.bytes_sent - sent
-        self._optimizer.step()
+        step(self.config, self._optimizer, self.iteration, self._norm() if self._norm else None)
         self.iteration += 1
         events = self.pipeline.executor.events
         busy = sum(event.end - event.start for event in events)

@@ -1,0 +1,35 @@
+"""The norm of all gradients of all stages, the same number with the same bits on every rank."""
+
+from collections.abc import Mapping
+
+import torch
+
+from step0_monolith.update import norm_of, squared_norms
+from step1_partition.stage import Stage
+from step2_comms.world import World
+
+
+class GlobalNorm:
+    """Adds the squares of all stages in layer order, as the monolith does.
+
+    Each rank puts its squares into the places of its own parameters, and zeros elsewhere. The sum over ranks then has
+    every square as it was, since adding zeros changes nothing, and each rank adds them in the same order. Norms of
+    stages would be added in another order, and clipping each stage by its own norm is another method altogether.
+    """
+
+    def __init__(self, world: World, stages: Mapping[int, Stage], num_stages: int) -> None:
+        """Learns how many parameters each stage has; called on every rank."""
+        self._world = world
+        counts = torch.zeros(num_stages, dtype=torch.float64)
+        for index, stage in stages.items():
+            counts[index] = len(stage.parameters())
+        ends = world.sum(counts).cumsum(0).long().tolist()
+        self._places = [(stage, ends[index] - len(stage.parameters()), ends[index]) for index, stage in stages.items()]
+        self._total = ends[-1]
+
+    def __call__(self) -> float:
+        """The norm of the gradients as they are now; called on every rank."""
+        squares = torch.zeros(self._total, dtype=torch.float64)
+        for stage, start, end in self._places:
+            squares[start:end] = squared_norms(stage.parameters())
+        return norm_of(self._world.sum(squares))
