@@ -14,6 +14,9 @@ OMP_NUM_THREADS ?= 1
 train step2 step3 step4 step5 step6: export OMP_NUM_THREADS := $(OMP_NUM_THREADS)
 
 export REQUIRE
+# torchrun's store looks up the name of each address that connects: 5 s now and then where no name server answers.
+RES_OPTIONS ?= timeout:1 attempts:1
+export RES_OPTIONS
 
 # Checked while the Makefile is read, so that a mistake is one line and nothing has been installed by then.
 ifneq ($(filter check check-all,$(MAKECMDGOALS)),)
@@ -37,7 +40,8 @@ setup: $(READY) ## makes .venv with everything in it, once; the others call it
 	@echo "Ready. Before a bare python or torchrun: source .venv/bin/activate"
 
 train: $(READY) ## trains on handwritten digits with 4 ranks under 1F1B
-	$(TORCHRUN) 4 -m step6_schedules.train $(ARGS)
+	@mkdir -p out
+	$(TORCHRUN) 4 -m step6_schedules.train --timeline out/timeline.png --result out/result.json $(ARGS)
 
 check: $(READY) ## runs the tests and prints the scoreboard (minutes)
 	$(PYTEST) -m "not slow" $(ARGS)
