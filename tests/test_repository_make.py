@@ -180,7 +180,11 @@ def test_a_folder_that_moved_gets_a_new_venv(checkout):
 @pytest.mark.parametrize(
     ("target", "command"),
     [
-        ("train", "=1 --standalone --nproc-per-node 4 -m step6_schedules.train"),
+        (
+            "train",
+            "=1 --standalone --nproc-per-node 4 -m step6_schedules.train "
+            "--timeline out/timeline.png --result out/result.json",
+        ),
         ("step3", "=1 --standalone --nproc-per-node 2 -m step3_pingpong"),
         ("step5", "=1 --standalone --nproc-per-node 4 -m step5_orchestrator"),
         ("step0", "= -m step0_monolith"),
