@@ -68,7 +68,7 @@ step5: $(READY) ## training from a table of actions
 	$(TORCHRUN) 4 -m step5_orchestrator $(ARGS)
 
 step6: $(READY) ## naive, GPipe and 1F1B
-	$(TORCHRUN) 4 -m step6_schedules $(ARGS)
+	$(TORCHRUN) 4 -m step6_schedules --schedule 1f1b --emulate F=5,B=10 --num-iterations 20 --timeline timeline.png $(ARGS)
 
 lint: $(READY) ## checks style and format
 	$(BIN)/ruff check

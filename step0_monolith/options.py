@@ -145,10 +145,16 @@ def run_program(main: Callable[[], None]) -> None:
     try:
         main()
     except UsageError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        _say(error)
         sys.exit(2)
     except RunError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        _say(error)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _say(error: Exception) -> None:
+    # In one write, so that the lines of several ranks do not run into each other.
+    sys.stderr.write(f"error: {error}\n")
+    sys.stderr.flush()

@@ -30,7 +30,7 @@ def read_launch(
     module: the program's name, for the command that the error shows. Raises UsageError when the program was not
     started by torchrun, when the variables are incomplete or make no sense, or when the number of ranks does not fit.
     """
-    command = torchrun_command(module, max(at_least, 2) if at_most is None else at_most)
+    command = torchrun_command(module, max(at_least, 4) if at_most is None else at_most)
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     present = [name for name in names if name in environment]
     if not {"RANK", "WORLD_SIZE", "LOCAL_RANK"} & set(present):

@@ -22,9 +22,11 @@ def edges_of_a_line(num_ranks: int) -> list[Edge]:
 class Messages:
     """A rank's messages to and from its neighbours, each direction over a communicator of its own.
 
-    Every message has a label and a contract (`Channel.agree`). With `wait=True` a call returns when the message has
-    been handed over; with `wait=False` it returns a Handle at once. `peer` defaults to the neighbour in a line of
-    ranks: rank + 1 ahead, rank - 1 behind.
+    The four messages have this in common. `label` names the message; it must be the next one of the edge's contract
+    (`Channel.agree`), as must shapes and dtypes. `peer` is the other rank, by default the neighbour in a line of
+    ranks. With `wait=True` a call returns when the message has been handed over: () for a send, the tensors for a
+    receive. With `wait=False` it returns a Handle at once. Raises KeyError when there is no such edge, ContractError
+    before anything is sent when the contract would be broken, RunError when the peer is lost or the timeout passes.
     """
 
     def __init__(self, world: World, edges: Iterable[Edge]) -> None:
@@ -50,8 +52,8 @@ class Messages:
 
     def send_forward(
         self, label: str, activations: Sequence[Tensor], *, wait: bool = True, peer: int | None = None
-    ) -> Handle | None:
-        """Sends a stage's outputs to the rank of the next stage."""
+    ) -> Tensors | Handle:
+        """Sends a stage's outputs to the rank of the next stage, rank + 1 by default."""
         # BEGIN SOLUTION step2.send_forward
         peer = self.world.rank + 1 if peer is None else peer
         handle = self.channel("forward", self.world.rank, peer).send(label, activations)
@@ -59,7 +61,7 @@ class Messages:
         # END SOLUTION
 
     def recv_forward(self, label: str, *, wait: bool = True, peer: int | None = None) -> Tensors | Handle:
-        """Receives a stage's inputs from the rank of the stage before."""
+        """Receives a stage's inputs from the rank of the stage before, rank - 1 by default."""
         # BEGIN SOLUTION step2.recv_forward
         peer = self.world.rank - 1 if peer is None else peer
         handle = self.channel("forward", peer, self.world.rank).receive(label)
@@ -68,8 +70,8 @@ class Messages:
 
     def send_backward(
         self, label: str, gradients: Sequence[Tensor], *, wait: bool = True, peer: int | None = None
-    ) -> Handle | None:
-        """Sends the gradients of a stage's inputs to the rank of the stage before."""
+    ) -> Tensors | Handle:
+        """Sends the gradients of a stage's inputs to the rank of the stage before, rank - 1 by default."""
         # BEGIN SOLUTION step2.send_backward
         peer = self.world.rank - 1 if peer is None else peer
         handle = self.channel("backward", self.world.rank, peer).send(label, gradients)
@@ -77,7 +79,7 @@ class Messages:
         # END SOLUTION
 
     def recv_backward(self, label: str, *, wait: bool = True, peer: int | None = None) -> Tensors | Handle:
-        """Receives the gradients of a stage's outputs from the rank of the next stage."""
+        """Receives the gradients of a stage's outputs from the rank of the next stage, rank + 1 by default."""
         # BEGIN SOLUTION step2.recv_backward
         peer = self.world.rank + 1 if peer is None else peer
         handle = self.channel("backward", peer, self.world.rank).receive(label)

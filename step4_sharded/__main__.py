@@ -8,17 +8,17 @@ from step0_monolith.model import layers, run_layers
 from step0_monolith.options import parse, run_program
 from step1_partition.partition import PartitionOptions, bounds, partition
 from step2_comms.device import WorldOptions
-from step2_comms.launch import read_launch
+from step2_comms.launch import read_launch, torchrun_command
 from step2_comms.world import open_world
 from step4_sharded.forward import sharded_forward
-from step4_sharded.shard import num_bytes, shard
+from step4_sharded.shard import shard, size_of
 
 CONFIG = ("num_layers", "width", "batch_size", "num_microbatches", "seed", "data", "dtype", "threads")
 
 
 def main() -> None:
     takes = {Config: CONFIG, PartitionOptions: None, WorldOptions: None}
-    config, options, world_options = parse("python -m step4_sharded", __doc__, takes)
+    config, options, world_options = parse(torchrun_command("step4_sharded"), __doc__, takes)
     launch = read_launch("step4_sharded")
     sizes = partition(config.num_layers, launch.size, options.layers_per_stage)
     with open_world(launch, world_options, config.threads) as world:
@@ -26,14 +26,16 @@ def main() -> None:
         inputs = batch(config, 0)[0] if world.rank in (0, world.size - 1) else None
         pieces = microbatches(inputs, config.num_microbatches) if world.rank == 0 else None
         outputs = sharded_forward(world, stage, pieces)
-        reports = world.gather((num_bytes(stage), _equal_to_monolith(config, inputs, outputs, world.device)))
+        reports = world.gather((size_of(stage), _equal_to_monolith(config, inputs, outputs, world.device)))
         if world.rank == 0:
-            all_bytes = sum(size for size, _ in reports)
+            all_parameters, all_bytes = (sum(column) for column in zip(*(size for size, _ in reports), strict=True))
             for rank, ((size, _), (start, stop)) in enumerate(zip(reports, bounds(sizes), strict=True)):
-                share = size / all_bytes
+                count, nbytes = size
                 print(
-                    f"rank {rank}: layers {start}..{stop - 1}, {size:,} bytes of parameters, {share:.0%} of the model"
+                    f"rank {rank}: layers {start}..{stop - 1}, {count:,} parameters, {nbytes:,} bytes, "
+                    f"{nbytes / all_bytes:.0%} of the model"
                 )
+            print(f"monolith: {all_parameters:,} parameters, {all_bytes:,} bytes")
             equal, num_rows = reports[-1][1]
             print(f"monolith: {all_bytes:,} bytes")
             print(f"outputs with the monolith's bits: {equal} of {num_rows} rows")

@@ -10,7 +10,7 @@ from step0_monolith.model import layers, run_layers
 from step0_monolith.options import parse, run_program
 from step1_partition.partition import evenly
 from step2_comms.device import WorldOptions
-from step2_comms.launch import read_launch
+from step2_comms.launch import read_launch, torchrun_command
 from step2_comms.world import open_world
 from step4_sharded.forward import sharded_forward
 from step4_sharded.shard import shard
@@ -18,9 +18,10 @@ from step4_sharded.shard import shard
 
 def main() -> None:
     """The sharded forward with a seed that depends on the rank, compared with the monolith."""
-    (world_options,) = parse("python -m step4_sharded.break_it", __doc__, {WorldOptions: None})
+    program = "step4_sharded.break_it"
+    (world_options,) = parse(torchrun_command(program, 2), __doc__, {WorldOptions: None})
     config = Config()
-    launch = read_launch("step4_sharded.break_it", at_least=2)
+    launch = read_launch(program, at_least=2)
     evenly(config.num_layers, launch.size)
     with open_world(launch, world_options, config.threads) as world:
         own = dataclasses.replace(config, seed=config.seed + world.rank)  # the fault

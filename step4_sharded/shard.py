@@ -28,6 +28,7 @@ def shard(
     # END SOLUTION
 
 
-def num_bytes(stage: Stage) -> int:
-    """Bytes of the stage's parameters."""
-    return sum(parameter.nbytes for parameter in stage.parameters())
+def size_of(stage: Stage) -> tuple[int, int]:
+    """How many parameters the stage has, and their bytes."""
+    parameters = stage.parameters()
+    return sum(p.numel() for p in parameters), sum(p.nbytes for p in parameters)

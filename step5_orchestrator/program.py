@@ -10,11 +10,11 @@ from step0_monolith.result import Result
 from step0_monolith.train import ResultOptions
 from step1_partition.partition import PartitionOptions, partition
 from step2_comms.device import WorldOptions
-from step2_comms.launch import Launch, read_launch
+from step2_comms.launch import Launch, read_launch, torchrun_command
 from step2_comms.world import open_world
 from step5_orchestrator.emulate import EmulateOptions
 from step5_orchestrator.prediction import peak_in_flight
-from step5_orchestrator.table import Table
+from step5_orchestrator.table import Table, check
 from step5_orchestrator.trainer import Trainer
 
 Schedules = Mapping[str, Callable[[int, int], Table]]
@@ -52,6 +52,17 @@ def report(result: Result, table: Table, cost: Mapping[str, float]) -> str:
     return "\n".join([*lines, f"weights sha256 {result.weights_sha256}"])
 
 
+def choose_table(schedules: Schedules, name: str, launch: Launch, config: Config, parts: PartitionOptions) -> Table:
+    """The table of a run, checked before any process group opens.
+
+    Raises UsageError when the table cannot be run, or the layers cannot be shared out among its stages.
+    """
+    table = schedules[name](launch.size, config.num_microbatches)
+    check(table)
+    partition(config.num_layers, table.num_stages, parts.layers_per_stage)
+    return table
+
+
 def check_outputs(launch: Launch, *outputs: Options) -> None:
     """Raises UsageError for an output file that could not be written, on all ranks of rank 0's host."""
     if launch.rank == launch.local_rank:
@@ -70,11 +81,10 @@ def train_program(
 ) -> None:
     """Reads the command line, trains, and reports on rank 0. extra, after: options of a step's own, and their work."""
     classes = [Config, schedule_class, PartitionOptions, WorldOptions, EmulateOptions, ResultOptions]
-    parsed = parse(f"python -m {module}", description, dict.fromkeys([*classes, *([extra] if extra else [])]))
+    parsed = parse(torchrun_command(module), description, dict.fromkeys([*classes, *([extra] if extra else [])]))
     config, schedule, parts, world_options, emulation, output, *extras = parsed
     launch = read_launch(module)
-    table = schedules[schedule.schedule](launch.size, config.num_microbatches)
-    partition(config.num_layers, table.num_stages, parts.layers_per_stage)
+    table = choose_table(schedules, schedule.schedule, launch, config, parts)
     check_outputs(launch, output, *extras)
     with open_world(launch, world_options, config.threads) as world:
         trainer = Trainer(config, world, table, layers_per_stage=parts.layers_per_stage, emulate=emulation.emulate)

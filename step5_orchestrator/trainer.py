@@ -91,6 +91,11 @@ class Trainer:
         return dict(self._emulate or UNIT_COST)
 
     @property
+    def is_emulated(self) -> bool:
+        """Whether actions are stretched."""
+        return self._emulate is not None
+
+    @property
     def cost_unit(self) -> str:
         """The unit of `predicted_cost`."""
         return "ms" if self._emulate else "slots"

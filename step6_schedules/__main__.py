@@ -13,7 +13,8 @@ def draw(options: TimelineOptions, trainer: Trainer) -> None:
         return
     measured = trainer.timeline()
     if measured is not None:
-        draw_timeline(options.timeline, trainer.table, trainer.predicted_cost, measured, trainer.cost_unit)
+        note = "on emulated devices" if trainer.is_emulated else ""
+        draw_timeline(options.timeline, trainer.table, trainer.predicted_cost, measured, trainer.cost_unit, note)
 
 
 def main() -> None:

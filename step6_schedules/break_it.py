@@ -8,13 +8,14 @@ from collections.abc import Sequence
 
 from step0_monolith.config import Config
 from step0_monolith.options import parse, run_program
-from step1_partition.partition import partition
+from step1_partition.partition import PartitionOptions
 from step2_comms.device import WorldOptions
-from step2_comms.launch import read_launch
+from step2_comms.launch import read_launch, torchrun_command
 from step2_comms.world import open_world
 from step5_orchestrator.actions import Action, needs
 from step5_orchestrator.executor import Executor
 from step5_orchestrator.lowering import Instruction, Receive, Send
+from step5_orchestrator.program import choose_table
 from step5_orchestrator.trainer import Trainer
 from step6_schedules.schedules import SCHEDULES, ScheduleOptions
 
@@ -47,11 +48,11 @@ def block(executor: Executor) -> None:
 
 def main() -> None:
     """Trains under a schedule with blocking messages."""
+    program = "step6_schedules.break_it"
     takes = {Config: CONFIG, ScheduleOptions: None, WorldOptions: None}
-    config, schedule, world_options = parse("python -m step6_schedules.break_it", __doc__, takes)
-    launch = read_launch("step6_schedules.break_it", at_least=2)
-    table = SCHEDULES[schedule.schedule](launch.size, config.num_microbatches)
-    partition(config.num_layers, table.num_stages)
+    config, schedule, world_options = parse(torchrun_command(program, 2), __doc__, takes)
+    launch = read_launch(program, at_least=2)
+    table = choose_table(SCHEDULES, schedule.schedule, launch, config, PartitionOptions())
     with open_world(launch, world_options, config.threads) as world:
         trainer = Trainer(config, world, table)
         block(trainer.pipeline.executor)

@@ -49,17 +49,20 @@ def draw_timeline(
     upper, lower = figure.subplots(2, 1)
     peaks = " ".join(map(str, peak_in_flight(table)))
     title = f"predicted: {table.name}, bubble {bubble(table, cost):.3f}, peak in flight {peaks}"
-    _draw(upper, predicted, title, f"time ({unit})")
-    wall = max(row[-1].end for row in in_ms)
+    wall, planned = (max(row[-1].end for row in rows) for rows in (in_ms, predicted))
+    # In one unit both halves have one axis, so that what took longer shows.
+    shown = [max(wall, planned)] * 2 if unit == "ms" else [planned, wall]
+    _draw(upper, predicted, title, f"time ({unit})", shown[0])
+    upper.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False, fontsize=8, borderaxespad=0)
     busy = sum(event.end - event.start for row in in_ms for event in row)
     share = 1 - busy / (len(in_ms) * wall)
-    _draw(lower, in_ms, f"measured: bubble {share:.3f}{' ' + note if note else ''}", "time (ms)")
+    _draw(lower, in_ms, f"measured: bubble {share:.3f}{' ' + note if note else ''}", "time (ms)", shown[1])
     write_whole(path, lambda temporary: figure.savefig(temporary, dpi=130))
 
 
-def _draw(axes, rows: Sequence[Sequence[Event]], title: str, label: str) -> None:
+def _draw(axes, rows: Sequence[Sequence[Event]], title: str, label: str, shown: float) -> None:
     end = max(row[-1].end for row in rows)
-    numbered = _wide_enough(rows, end)
+    numbered = _wide_enough(rows, shown)
     for rank, row in enumerate(rows):
         axes.barh(rank, end, height=0.8, color="#eeeeee", zorder=0)
         for op, colour in COLOURS.items():
@@ -74,15 +77,12 @@ def _draw(axes, rows: Sequence[Sequence[Event]], title: str, label: str) -> None
                 axes.text(middle, rank, action.microbatch, ha="center", va="center", fontsize=8, color=colour)
     axes.set_yticks(range(len(rows)), [f"rank {rank}" for rank in range(len(rows))])
     axes.invert_yaxis()
-    axes.set_xlim(0, end)
+    axes.set_xlim(0, shown)
     axes.set_xlabel(label)
     axes.set_title(title, loc="left", fontsize=10)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.tick_params(left=False)
-    axes.legend(
-        loc="lower right", bbox_to_anchor=(1, 1), ncols=len(COLOURS), frameon=False, fontsize=8, borderaxespad=0
-    )
 
 
 def _wide_enough(rows: Sequence[Sequence[Event]], end: float) -> set[str]:

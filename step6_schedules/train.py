@@ -5,18 +5,17 @@ the final weights bit for bit.
 """
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 
 from step0_monolith.config import Config
 from step0_monolith.options import RunError, parse, run_program
 from step0_monolith.result import Result
 from step0_monolith.train import ResultOptions, result_of, train
-from step1_partition.partition import PartitionOptions, partition
+from step1_partition.partition import PartitionOptions
 from step2_comms.device import WorldOptions
-from step2_comms.launch import read_launch
+from step2_comms.launch import read_launch, torchrun_command
 from step2_comms.world import World, open_world
-from step5_orchestrator.program import check_outputs, report
+from step5_orchestrator.program import check_outputs, choose_table, report
 from step5_orchestrator.table import Table
 from step5_orchestrator.trainer import Trainer
 from step6_schedules.schedules import SCHEDULES, ScheduleOptions
@@ -43,11 +42,11 @@ def measure_stretch(
 
 def main() -> None:
     """Trains, measures, and compares."""
+    program = "step6_schedules.train"
     takes = dict.fromkeys([Config, ScheduleOptions, PartitionOptions, WorldOptions, ResultOptions, TimelineOptions])
-    config, schedule, parts, world_options, output, picture = parse("python -m step6_schedules.train", __doc__, takes)
-    launch = read_launch("step6_schedules.train")
-    table = SCHEDULES[schedule.schedule](launch.size, config.num_microbatches)
-    partition(config.num_layers, table.num_stages, parts.layers_per_stage)
+    config, schedule, parts, world_options, output, picture = parse(torchrun_command(program), __doc__, takes)
+    launch = read_launch(program)
+    table = choose_table(SCHEDULES, schedule.schedule, launch, config, parts)
     check_outputs(launch, output, picture)
     with open_world(launch, world_options, config.threads) as world:
         trainer = Trainer(config, world, table, layers_per_stage=parts.layers_per_stage)
@@ -56,15 +55,15 @@ def main() -> None:
         trainer.close()
         stretch = measure_stretch(config, world, table, parts, picture.timeline)
     if launch.rank == 0:
-        conclude(config, table, result, stretch, STRETCH_COST)
+        result.bubble = stretch.bubble
         if output.result:
             result.write(output.result)
+        conclude(config, table, result)
 
 
-def conclude(config: Config, table: Table, result: Result, stretch: Result, cost: Mapping[str, float]) -> None:
+def conclude(config: Config, table: Table, result: Result) -> None:
     """Prints the numbers; trains the monolith and raises RunError unless the weights and losses are the same."""
-    result.bubble = stretch.bubble
-    print(report(result, table, cost))
+    print(report(result, table, STRETCH_COST))
     print(
         f"(the bubble: median of {STRETCH_ITERATIONS} iterations in which each F takes 5 ms and each B 10 ms at least)"
     )

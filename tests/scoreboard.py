@@ -95,6 +95,7 @@ class Scoreboard:
         self.step = config.getoption("--step")
         self.required = required
         self.lines: dict[str, Line] = defaultdict(Line)
+        self.left_out = 0
         self._has: dict[str, bool] = {}
         self._mark = uuid.uuid4().hex
         # Inherited by everything that the tests start, so that what outlives them can be found.
@@ -112,6 +113,9 @@ class Scoreboard:
         kept = [i for i in items if group_of(i.nodeid) != "lessons" or f"[step{self.step}_" in i.nodeid]
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
+
+    def pytest_deselected(self, items):
+        self.left_out += sum(item.get_closest_marker("slow") is not None for item in items)
 
     def pytest_runtest_setup(self, item):
         for word, (reason, has) in NEEDS.items():
@@ -185,7 +189,9 @@ class Scoreboard:
             lines.append(_row(group, line, line.why() if line.results else "has no tests"))
             total.results.update(line.results)
             total.seconds += line.seconds
-        return [*lines, _row("total", total, "")]
+        verb = "test is" if self.left_out == 1 else "tests are"
+        more = f"{self.left_out} slow {verb} left for make check-all" if self.left_out else ""
+        return [*lines, _row("total", total, more)]
 
     def _end_what_is_left(self) -> list[str]:
         deadline = time.monotonic() + 3

@@ -20,7 +20,7 @@ GOOD = {
     "RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost",
     "MASTER_PORT": "29500",
 }  # fmt: skip
-COMMAND = "torchrun --standalone --nproc-per-node 2 -m step9"
+COMMAND = "torchrun --standalone --nproc-per-node 4 -m step9"
 
 
 def without(*names, **changed):
@@ -73,7 +73,9 @@ def test_the_number_of_ranks_must_fit():
     assert read_launch("step9", environment=one).size == 1
     with pytest.raises(UsageError, match=f"needs at least 2 ranks, not 1; run: {COMMAND}"):
         read_launch("step9", at_least=2, environment=one)
-    with pytest.raises(UsageError, match=f"takes at most 2 ranks, not 4; run: {COMMAND}"):
+    with pytest.raises(
+        UsageError, match="takes at most 2 ranks, not 4; run: torchrun --standalone --nproc-per-node 2 -m step9"
+    ):
         read_launch("step9", at_least=2, at_most=2, environment=GOOD)
 
 
@@ -86,7 +88,7 @@ def test_without_torchrun_one_line_and_status_2(environment):
     assert ran.stdout == ""
     (line,) = ran.stderr.splitlines()
     assert line.startswith("error: ")
-    assert line.endswith("run: torchrun --standalone --nproc-per-node 2 -m step2_comms")
+    assert line.endswith("run: torchrun --standalone --nproc-per-node 4 -m step2_comms")
 
 
 # Devices: four ranks on this host, seen from local rank 1.

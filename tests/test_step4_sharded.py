@@ -11,7 +11,7 @@ from step1_partition.stage import Stage
 from step2_comms.contract import Spec
 from step4_sharded.boundaries import output_specs
 from step4_sharded.forward import sharded_forward
-from step4_sharded.shard import num_bytes, shard
+from step4_sharded.shard import shard, size_of
 from tests.monolith import assert_same_bits, joined, named, small
 
 
@@ -19,7 +19,7 @@ def forward(world, config, layers_per_stage=None):
     """The sharded forward, and this rank's parameters by name."""
     stage = shard(config, world.size, world.rank, layers_per_stage)
     pieces = microbatches(batch(config, 0)[0], config.num_microbatches) if world.rank == 0 else None
-    return sharded_forward(world, stage, pieces), named(stage.modules, stage.first_layer), num_bytes(stage)
+    return sharded_forward(world, stage, pieces), named(stage.modules, stage.first_layer), size_of(stage)[1]
 
 
 @pytest.mark.parametrize("num_ranks", range(1, 9))

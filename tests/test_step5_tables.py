@@ -11,7 +11,9 @@ from step5_orchestrator.lowering import Receive, Send, lower
 from step5_orchestrator.naive import forward_only, naive
 from step5_orchestrator.prediction import bubble, makespan, peak_in_flight
 from step5_orchestrator.table import TableError, check, make_table, timing
+from step6_schedules.phases import one_stage_a_rank
 from step6_schedules.schedules import SCHEDULES
+from tests.ranks import ROOT
 
 SIZES = [(p, m) for p in (1, 2, 3, 4, 8) for m in (1, 2, 3, 5, 8)]
 
@@ -167,6 +169,21 @@ def test_closed_forms(p, m):
     assert peak_in_flight(SCHEDULES["naive"](p, m)) == [1] * p
     assert peak_in_flight(SCHEDULES["gpipe"](p, m)) == [m] * p
     assert peak_in_flight(SCHEDULES["1f1b"](p, m)) == [min(m, p - rank) for rank in range(p)]
+
+
+@pytest.mark.parametrize(("num_ranks", "num_microbatches"), SIZES)
+def test_naive_is_the_loop_without_warmup(num_ranks, num_microbatches):
+    assert one_stage_a_rank("naive", num_ranks, num_microbatches, lambda rank: 0) == naive(num_ranks, num_microbatches)
+
+
+def test_the_lesson_draws_the_naive_table_right():
+    times = timing(naive(4, 2))
+    rows = [["."] * 24 for _ in range(4)]
+    for (stage, op, m), (start, end) in times.items():
+        rows[stage][int(start) : int(end)] = [f"{op}{m}"] * int(end - start)
+    page = (ROOT / "step5_orchestrator" / "README.md").read_text()
+    drawn = [line.split()[2:] for line in page.splitlines() if line.startswith("rank ") and " F0 " in line]
+    assert drawn == rows
 
 
 def test_published_bubbles_at_p4_m8():
