@@ -52,7 +52,10 @@ def main() -> None:
 
     whole_model, cut_model = layers(config), layers(config)
     costs = measure_costs(layers(config), microbatches(inputs, config.num_microbatches)[0])
-    print(f"layers a stage: {sizes}; by measured cost it would be {by_cost(costs, num_stages)}")
+    best = by_cost(costs, num_stages)
+    print(f"layers a stage: {sizes}; by measured cost it would be {best}")
+    shares = [max(sum(costs[start:stop]) for start, stop in bounds(cut)) / sum(costs) for cut in (sizes, best)]
+    print(f"the dearest stage takes {shares[0]:.0%} of the time, and would take {shares[1]:.0%}")
     for index, (start, stop) in enumerate(bounds(sizes)):
         count = sum(p.numel() for layer in cut_model[start:stop] for p in layer.parameters())
         print(f"stage {index}: layers {start}..{stop - 1}, {count:,} parameters")
