@@ -2,6 +2,7 @@
 
 import os
 import socket
+import time
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -29,12 +30,33 @@ def check_master() -> None:
 def meet(launch: Launch, timeout: float) -> dist.Store:
     """The job's store, once all ranks have come to it; `timeout` in seconds. Raises RuntimeError when one has not."""
     limit = timedelta(seconds=timeout + START_SECONDS)
+    if launch.rank > 0 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        _await_store(timeout + START_SECONDS)
     store, _, _ = next(dist.rendezvous("env://", launch.rank, launch.size, timeout=limit))
     # A launcher that starts failed ranks again may keep its store: each attempt has keys of its own.
     store = dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     store.set(f"here/{launch.rank}", "")
     store.wait([f"here/{rank}" for rank in range(launch.size)], limit)
     return store
+
+
+def _await_store(seconds: float) -> None:
+    """Waits until somebody listens at the store's port; torch's own client would try for three times as long.
+
+    Raises RuntimeError when nobody does in time, or the launcher dies meanwhile.
+    """
+    address, launcher = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), os.getppid()
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection(address, timeout=max(0.1, deadline - time.monotonic())).close()
+            return
+        except OSError as error:
+            if os.getppid() != launcher:
+                raise RuntimeError("the launcher died") from None
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"timed out: nobody listens at {address[0]}:{address[1]} ({error})") from None
+            time.sleep(0.1)
 
 
 def why_not(launch: Launch, timeout: float, error: Exception) -> str:

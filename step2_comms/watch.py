@@ -3,7 +3,6 @@
 import atexit
 import contextlib
 import os
-import signal
 import threading
 import time
 from dataclasses import replace
@@ -14,6 +13,7 @@ import torch.distributed as dist
 from step0_monolith.options import RunError
 from step2_comms.notes import Note, chain, explain
 from step2_comms.symptoms import TIMED_OUT, reason, where
+from step2_comms.termination import Termination
 
 POLL_SECONDS = 0.2
 ANSWER_SECONDS = 2.0
@@ -39,7 +39,7 @@ class Watch:
         self._told: Note | None = None
         self._last_words: Note | None = None
         self._verdict: str | None = None
-        self._replaced_handler = None
+        self._termination = Termination()
         self._launcher = os.getppid() if launcher is None else launcher
         self._stopped = threading.Event()
         self._main = threading.main_thread().ident
@@ -76,14 +76,13 @@ class Watch:
     def explained(self, error: Exception) -> RunError:
         """The RunError that names the root of `error`, found by asking all ranks what they do; takes up to 2 s.
 
-        From here on this rank is over. SIGTERM is ignored until `stop`: torchrun sends it to all ranks as soon as one
-        has died, and the root must be named first.
+        From here on this rank is over, and has some seconds to say so even after SIGTERM: torchrun sends that to all
+        ranks as soon as one has died, and the root must be named first.
         """
         if isinstance(error, RunError):
             return error
         if self._verdict is None:
-            with contextlib.suppress(ValueError):  # only the main thread can, and only it is sure to end by itself
-                self._replaced_handler = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            self._termination.explain()
             self._verdict = f"rank {self.rank} {self._find_root(error)}"
         return RunError(self._verdict)
 
@@ -106,11 +105,12 @@ class Watch:
     def stop(self) -> None:
         """Stops the thread and gives SIGTERM its meaning back; the last note stays."""
         atexit.unregister(self._leave)
+        if self._stopped.is_set():
+            return
         self._stopped.set()
+        self._termination.wake()
         self._thread.join(timeout=5)
-        if self._replaced_handler is not None:
-            signal.signal(signal.SIGTERM, self._replaced_handler)
-            self._replaced_handler = None
+        self._termination.restore()
 
     def _find_root(self, error: Exception) -> str:
         what = reason(error)
@@ -170,7 +170,8 @@ class Watch:
 
     def _run(self) -> None:
         done = False
-        while not self._stopped.wait(POLL_SECONDS):
+        while not self._stopped.is_set():
+            self._termination.wait(POLL_SECONDS)
             if os.getppid() != self._launcher:
                 with contextlib.suppress(OSError):  # the terminal may have gone with the launcher
                     os.write(2, f"rank {self.rank}: its launcher died; ending too\n".encode())

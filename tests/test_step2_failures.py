@@ -248,14 +248,15 @@ def watch(store):
 
 
 def test_sigterm_gets_its_meaning_back(store, watch):
-    before = signal.getsignal(signal.SIGTERM)
+    before = signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) != before
     store.set("note/1", Note(1, "failed", error="E: x").to_json())
     with pytest.raises(RunError, match="rank 0 lost its peer: rank 1 failed: E: x; rank 0 waits in recv from 1"):
         with watch.waiting("recv from 1", 1):
             raise LOST
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
     watch.stop()
     assert signal.getsignal(signal.SIGTERM) == before
+    assert signal.set_wakeup_fd(-1) == -1
 
 
 def test_the_first_explanation_stays(store, watch):
