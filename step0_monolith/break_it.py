@@ -6,7 +6,7 @@ from torch import nn
 from step0_monolith.config import Config
 from step0_monolith.data import batch
 from step0_monolith.model import layers, run_layers
-from step0_monolith.options import run_program
+from step0_monolith.options import parse, run_program
 from step0_monolith.reference import forward_backward
 
 
@@ -21,6 +21,7 @@ def with_default_initialisation(config: Config) -> list[nn.Module]:
 
 def main() -> None:
     """Shows the spread of the logits and the first loss for right and wrong inputs, with both initialisations."""
+    parse("python -m step0_monolith.break_it", __doc__, {})
     config = Config(num_layers=16)
     inputs, targets = batch(config, 0)
     wrong = {

@@ -20,14 +20,16 @@ class Config(Options):
     Raises UsageError for any value that makes no sense alone or together with the others.
     """
 
-    num_layers: int = option(8, whole(1), "linear layers of the model")
-    width: int = option(128, whole(1), "features between two layers")
-    batch_size: int = option(64, whole(1), "rows in a batch")
+    num_layers: int = option(8, whole(1, 10_000), "linear layers of the model")
+    width: int = option(128, whole(1, 1_000_000), "features between two layers")
+    batch_size: int = option(64, whole(1, 10_000_000), "rows in a batch")
     num_microbatches: int = option(8, whole(1), "pieces that each batch is cut into")
     num_iterations: int = option(300, whole(1), "optimizer steps")
     seed: int = option(0, whole(0), "seed of the initial weights and of the order of the rows")
     learning_rate: float = option(
-        None, optional(number(above=0)), "step size of the optimizer (default: 0.1 for sgd, 0.001 for adam)"
+        None,
+        optional(number(above=0, at_most=1e38)),
+        "step size of the optimizer (default: 0.1 for sgd, 0.001 for adam)",
     )
     optimizer: str = option("sgd", one_of("sgd", "adam"), "which optimizer")
     lr_schedule: str = option(
@@ -41,7 +43,7 @@ class Config(Options):
     )
     data: str = option("digits", one_of("digits", "random"), "real handwritten digits, or random rows for measuring")
     dtype: str = option("float32", one_of("float32", "float64", "bfloat16"), "type of weights and activations")
-    threads: int = option(1, whole(1), "threads a process; their number can change the last bits")
+    threads: int = option(1, whole(1, 1024), "threads a process; their number can change the last bits")
 
     def check_together(self) -> None:
         """Fills in the learning rate, and refuses sizes that do not fit together."""

@@ -1,5 +1,6 @@
 """Files appear whole or not at all, and a path that cannot be written is found out before the work, not after."""
 
+import contextlib
 import os
 import tempfile
 from collections.abc import Callable
@@ -12,15 +13,20 @@ def check_writable(flag: str, path: Path | None) -> None:
     """Raises UsageError unless a file can be written at `path` (None: nothing to check); leaves nothing behind."""
     if path is None:
         return
-    if path.is_dir():
-        raise UsageError(f"{flag} {str(path)!r} is a directory; name a file in it")
+    given, path = str(path), Path(os.path.realpath(path))
     try:
+        if path.is_dir():
+            raise UsageError(f"{flag} {given!r} is a directory; name a file in it")
+        if path.exists() and not path.is_file():
+            raise UsageError(f"{flag} {given!r} is not an ordinary file; choose another name")
+        with contextlib.suppress(FileNotFoundError):
+            os.stat(path)  # says so when the name is too long
         with tempfile.TemporaryFile(dir=path.parent):
             pass
         if path.exists() and not os.access(path, os.W_OK):
             raise PermissionError(13, "Permission denied")
     except OSError as error:
-        raise UsageError(f"{flag} {str(path)!r} cannot be written ({error.strerror}); choose another place") from None
+        raise UsageError(f"{flag} {given!r} cannot be written ({error.strerror}); choose another place") from None
 
 
 def write_whole(path: Path, write: Callable[[Path], None]) -> None:
@@ -28,15 +34,18 @@ def write_whole(path: Path, write: Callable[[Path], None]) -> None:
 
     Raises RunError when the disk refuses; the older file, if any, is then untouched.
     """
-    handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
-    os.close(handle)
+    given, path, name = str(path), Path(os.path.realpath(path)), None
     try:
+        # A short name, since the file's own may be as long as names can be.
+        handle, name = tempfile.mkstemp(prefix=".part-", suffix=path.suffix, dir=path.parent)
+        os.close(handle)
         write(Path(name))
         umask = os.umask(0)
         os.umask(umask)
         os.chmod(name, 0o666 & ~umask)  # mkstemp makes private files; the result is an ordinary one
         os.replace(name, path)
     except OSError as error:
-        raise RunError(f"{str(path)!r} could not be written: {error.strerror}") from error
+        raise RunError(f"{given!r} could not be written: {error.strerror}") from error
     finally:
-        Path(name).unlink(missing_ok=True)
+        if name is not None:
+            Path(name).unlink(missing_ok=True)

@@ -2,8 +2,10 @@
 
 import argparse
 import dataclasses
+import errno
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -45,25 +47,27 @@ class Options:
         """Checks that involve more than one field."""
 
 
-def whole(minimum: int) -> Callable[[str, Any], int]:
-    """A whole number from `minimum` on."""
+def whole(minimum: int, maximum: int | None = None) -> Callable[[str, Any], int]:
+    """A whole number from `minimum` to `maximum`."""
 
     def convert(flag: str, value: Any) -> int:
-        try:
-            number = int(value) if isinstance(value, str) else value
-        except ValueError:
-            number = None
+        number = value
+        if isinstance(value, str):
+            # int() alone would also take "1_0", " 3 " and digits of other scripts.
+            number = int(value) if re.fullmatch(r"[+-]?[0-9]{1,40}", value) else None
         if isinstance(number, bool) or not isinstance(number, int):
             raise UsageError(f"{flag} must be a whole number, not {value!r}")
         if number < minimum:
             raise UsageError(f"{flag} must be at least {minimum}, not {number}")
+        if maximum is not None and number > maximum:
+            raise UsageError(f"{flag} must be at most {maximum}, not {number}")
         return number
 
     return convert
 
 
-def number(above: float = -math.inf) -> Callable[[str, Any], float]:
-    """A finite number greater than `above`."""
+def number(above: float = -math.inf, at_most: float = math.inf) -> Callable[[str, Any], float]:
+    """A finite number greater than `above`, and not greater than `at_most`."""
 
     def convert(flag: str, value: Any) -> float:
         try:
@@ -72,6 +76,8 @@ def number(above: float = -math.inf) -> Callable[[str, Any], float]:
             raise UsageError(f"{flag} must be a number, not {value!r}") from None
         if not math.isfinite(result) or result <= above:
             raise UsageError(f"{flag} must be a finite number above {above:g}, not {value}")
+        if result > at_most:
+            raise UsageError(f"{flag} must be at most {at_most:g}, not {value}")
         return result
 
     return convert
@@ -99,6 +105,8 @@ def output_file(*suffixes: str) -> Callable[[str, Any], Path]:
 
     def convert(flag: str, value: Any) -> Path:
         path = Path(value)
+        if str(value) == "":
+            raise UsageError(f"{flag} '' is no file name; it must end in {' or '.join(suffixes)}")
         if path.suffix not in suffixes:
             raise UsageError(f"{flag} {str(path)!r} must end in {' or '.join(suffixes)}")
         return path
@@ -108,6 +116,7 @@ def output_file(*suffixes: str) -> Callable[[str, Any], Path]:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> None:
+        message = " ".join(message.split())  # one line, whatever was typed
         raise UsageError(f"{message}; see {self.prog} --help")
 
 
@@ -145,6 +154,7 @@ def run_program(main: Callable[[], None]) -> None:
     """
     try:
         main()
+        sys.stdout.flush()
     except UsageError as error:
         _say(error)
         sys.exit(2)
@@ -153,13 +163,18 @@ def run_program(main: Callable[[], None]) -> None:
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:
-        # Whoever read our output has gone (`| head`). Python would complain about it once more at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC):
+            raise
+        # Whoever read our output has gone (`| head`), or its disk is full. Python would complain again at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if error.errno == errno.ENOSPC:
+            _say(RunError(f"the output could not be written: {error.strerror}"))
         sys.exit(1)
 
 
 def _say(error: Exception) -> None:
     # In one write, so that the lines of several ranks do not run into each other.
-    sys.stderr.write(f"error: {error}\n")
-    sys.stderr.flush()
+    if sys.stderr is not None:  # None where it was closed
+        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.flush()

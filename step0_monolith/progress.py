@@ -17,7 +17,12 @@ class Progress:
 
     def __enter__(self) -> "Progress":
         if self._show:
-            self._bar = tqdm(total=self._num_iterations, unit="it", leave=False, disable=not sys.stderr.isatty())
+            self._bar = tqdm(
+                total=self._num_iterations,
+                unit="it",
+                leave=False,
+                disable=sys.stderr is None or not sys.stderr.isatty(),
+            )
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -48,8 +49,10 @@ class Result:
     bytes_sent: list[int]
 
     def write(self, path: Path) -> None:
-        """Writes the JSON object, whole or not at all."""
-        text = json.dumps(asdict(self), indent=1) + "\n"
+        """Writes the JSON object, whole or not at all; a loss that is not finite becomes null, as JSON has no NaN."""
+        fields = asdict(self)
+        fields["losses"] = [loss if math.isfinite(loss) else None for loss in self.losses]
+        text = json.dumps(fields, indent=1, allow_nan=False) + "\n"
         write_whole(path, lambda temporary: temporary.write_text(text))
 
 

@@ -6,7 +6,7 @@ from torch import nn
 from step0_monolith.data import microbatches
 from step0_monolith.loss import batch_weight, loss_share
 from step0_monolith.model import Draw
-from step0_monolith.options import run_program
+from step0_monolith.options import parse, run_program
 from step0_monolith.reference import forward_backward
 from step1_partition.partition import bounds, split
 from step1_partition.stage import Stage
@@ -22,6 +22,7 @@ def build() -> list[nn.Module]:
 
 def main() -> None:
     """One batch of 7 rows in 3 microbatches through 3 stages, and through the uncut modules."""
+    parse("python -m step1_partition.any_modules", __doc__, {})
     words, targets = torch.arange(7) * 7, torch.arange(7)
     whole, cut, sizes = build(), build(), [2, 2, 2]
     stages = [Stage(part, start) for part, (start, _) in zip(split(cut, sizes), bounds(sizes), strict=True)]

@@ -3,11 +3,12 @@
 import torch
 from torch import nn
 
-from step0_monolith.options import run_program
+from step0_monolith.options import parse, run_program
 
 
 def main() -> None:
     """Three experiments with two layers."""
+    parse("python -m step1_partition.break_it", __doc__, {})
     torch.manual_seed(0)
     first, second = nn.Linear(4, 4), nn.Linear(4, 4)
     x = torch.randn(2, 4)

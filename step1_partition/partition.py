@@ -11,15 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from step0_monolith.model import run_layers
-from step0_monolith.options import Options, UsageError, option, optional
+from step0_monolith.options import Options, UsageError, option, optional, whole
 
 
 def _sizes(flag: str, value: str | Sequence[int]) -> tuple[int, ...]:
     parts = value.split(",") if isinstance(value, str) else value
+    convert = whole(-(10**9))
     try:
-        sizes = tuple(int(part) for part in parts)
-    except ValueError:
-        raise UsageError(f"{flag} must be whole numbers such as 5,3,4,4, not {value!r}") from None
+        sizes = tuple(convert(flag, part) for part in parts)
+    except UsageError:
+        sizes = ()
+    if not sizes:
+        raise UsageError(f"{flag} must be whole numbers such as 5,3,4,4, not {value!r}")
     if min(sizes) < 1:
         raise UsageError(f"{flag} {','.join(map(str, sizes))}: each stage needs at least 1 layer")
     return sizes
@@ -34,15 +37,21 @@ class PartitionOptions(Options):
     )
 
 
+def _check_stages(num_layers: int, num_stages: int) -> None:
+    if num_stages < 1:
+        raise UsageError(f"{num_stages} stages: there must be at least 1")
+    if num_layers < num_stages:
+        raise UsageError(
+            f"{num_layers} layers cannot fill {num_stages} stages; raise --num-layers or use at most {num_layers} ranks"
+        )
+
+
 def evenly(num_layers: int, num_stages: int) -> list[int]:
     """Sizes that differ by at most 1, the larger ones first: 10 layers over 3 stages gives 4, 3, 3.
 
     Raises UsageError when there are fewer layers than stages: no stage may be empty.
     """
-    if num_layers < num_stages:
-        raise UsageError(
-            f"{num_layers} layers cannot fill {num_stages} stages; raise --num-layers or use at most {num_layers} ranks"
-        )
+    _check_stages(num_layers, num_stages)
     # BEGIN SOLUTION step1.evenly
     size, longer = divmod(num_layers, num_stages)
     return [size + (stage < longer) for stage in range(num_stages)]
@@ -51,7 +60,7 @@ def evenly(num_layers: int, num_stages: int) -> list[int]:
 
 def by_hand(sizes: Sequence[int], num_layers: int, num_stages: int) -> list[int]:
     """The given sizes, once they have been checked. Raises UsageError that says what length and sum must be."""
-    if len(sizes) != num_stages or sum(sizes) != num_layers or min(sizes) < 1:
+    if len(sizes) != num_stages or sum(sizes) != num_layers or min(sizes, default=0) < 1:
         raise UsageError(
             f"--layers-per-stage {','.join(map(str, sizes))} has {len(sizes)} numbers with sum {sum(sizes)}; it must "
             f"have {num_stages}, one a stage, each at least 1, with sum {num_layers}, the number of layers"
@@ -73,10 +82,9 @@ def by_cost(costs: Sequence[float], num_stages: int) -> list[int]:
     negative or not finite.
     """
     num_layers = len(costs)
-    if num_layers < num_stages:
-        raise UsageError(f"{num_layers} layers cannot fill {num_stages} stages")
-    if any(not math.isfinite(cost) or cost < 0 for cost in costs):
-        raise UsageError(f"costs must be finite and at least 0, not {list(costs)}")
+    _check_stages(num_layers, num_stages)
+    if any(not math.isfinite(cost) or cost < 0 for cost in costs) or not math.isfinite(sum(costs)):
+        raise UsageError(f"costs must be at least 0 and their sum finite, not {list(costs)}")
     sums = [0.0, *itertools.accumulate(costs)]
     # best[n]: the dearest stage when the first n layers fill the stages so far; cuts: where the last of them began.
     best = [0.0, *[math.inf] * num_layers]
@@ -105,8 +113,8 @@ def split(modules: Sequence[nn.Module], sizes: Sequence[int]) -> list[list[nn.Mo
     Raises UsageError when two stages would share a parameter or a buffer: each would train its own copy, and the
     copies would drift apart.
     """
-    if sum(sizes) != len(modules):
-        raise UsageError(f"sizes {list(sizes)} hand out {sum(sizes)} modules, but there are {len(modules)}")
+    if sum(sizes) != len(modules) or min(sizes, default=0) < 1:
+        raise UsageError(f"sizes {list(sizes)} must be at least 1 each and hand out all {len(modules)} modules")
     owner: dict[int, tuple[int, str]] = {}
     stages = [list(modules[start:stop]) for start, stop in bounds(sizes)]
     layer = 0

@@ -18,7 +18,7 @@ from step3_pingpong.round_trip import check_equal
 class DeadlockOptions(Options):
     """What the two ranks exchange, and how."""
 
-    num_floats: int = option(10, whole(1), "numbers in each of the two messages, 4 bytes each")
+    num_floats: int = option(10, whole(1, 2**28), "numbers in each of the two messages, 4 bytes each")
     cure: str = option(
         "none",
         one_of("none", "order", "isend"),

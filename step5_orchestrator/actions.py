@@ -19,7 +19,7 @@ class Action(NamedTuple):
 
 def parse_action(text: str) -> Action:
     """The action written as `text`. Raises ValueError for anything but a stage, a known op and a microbatch."""
-    match = re.fullmatch(rf"(\d+)({'|'.join(OPS)})(\d+)", text)
+    match = re.fullmatch(rf"([0-9]+)({'|'.join(OPS)})([0-9]+)", text)
     if match is None:
         raise ValueError(f"{text!r} is not an action such as 2F0")
     stage, op, microbatch = match.groups()

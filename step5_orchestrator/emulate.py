@@ -18,7 +18,7 @@ def _costs(flag: str, value: str | Milliseconds) -> dict[str, float]:
         op, sign, text = part.partition("=")
         if op not in OPS or not sign or op in costs:
             raise UsageError(f"{flag} {value!r}: {part!r} is not one of {', '.join(f'{o}=ms' for o in OPS)}, each once")
-        costs[op] = number(above=0)(f"{flag} {op}", text)
+        costs[op] = number(above=0, at_most=86_400_000)(f"{flag} {op}", text)
     if set(costs) != set(OPS):
         raise UsageError(f"{flag} {value!r} must name {' and '.join(OPS)}, such as F=5,B=10")
     return costs

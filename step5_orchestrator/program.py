@@ -8,7 +8,7 @@ from step0_monolith.files import check_writable
 from step0_monolith.options import Options, UsageError, option, parse
 from step0_monolith.result import Result
 from step0_monolith.train import ResultOptions
-from step1_partition.partition import PartitionOptions, partition
+from step1_partition.partition import PartitionOptions, evenly, partition
 from step2_comms.device import WorldOptions
 from step2_comms.launch import Launch, read_launch, torchrun_command
 from step2_comms.world import open_world
@@ -57,6 +57,7 @@ def choose_table(schedules: Schedules, name: str, launch: Launch, config: Config
 
     Raises UsageError when the table cannot be run, or the layers cannot be shared out among its stages.
     """
+    evenly(config.num_layers, launch.size)  # before a table of any number of ranks is built
     table = schedules[name](launch.size, config.num_microbatches)
     check(table)
     partition(config.num_layers, table.num_stages, parts.layers_per_stage)

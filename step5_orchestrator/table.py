@@ -122,6 +122,8 @@ def _why_stuck(table: Table, position: Sequence[int]) -> str:
 
 def check(table: Table, ops: Sequence[str] = ("F", "B")) -> None:
     """Raises TableError unless every stage runs every op on every microbatch exactly once, in a possible order."""
+    if not table.rows:
+        raise TableError(f"{table.name}: a table has at least one rank")
     expected = {
         Action(stage, op, m) for stage in range(table.num_stages) for op in ops for m in range(table.num_microbatches)
     }
@@ -131,7 +133,10 @@ def check(table: Table, ops: Sequence[str] = ("F", "B")) -> None:
             if action in seen:
                 raise TableError(f"{table.name}: rank {rank} has {action} a second time")
             if action not in expected:
-                raise TableError(f"{table.name}: rank {rank} has {action}, whose op is none of {', '.join(ops)}")
+                raise TableError(
+                    f"{table.name}: rank {rank} has {action}, which is no stage and microbatch from 0 on with an op of "
+                    f"{', '.join(ops)}"
+                )
             seen.add(action)
     missing = sorted(expected - seen)
     if missing:

@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import os
 import struct
+import sys
 
 import pytest
 import torch
@@ -15,11 +17,11 @@ from step0_monolith.files import check_writable, write_whole
 from step0_monolith.loss import batch_weight, loss_share, total
 from step0_monolith.model import Draw, layer, layers, run_layers
 from step0_monolith.options import RunError, UsageError
-from step0_monolith.reference import evaluate, forward_backward
+from step0_monolith.reference import evaluate, forward_backward, metrics
 from step0_monolith.result import read_result, weights_sha256
 from step0_monolith.train import result_of, train
 from tests.monolith import assert_same_bits, monolith, named, small
-from tests.ranks import python
+from tests.ranks import python, run_command
 
 BAD_VALUES = [
     ({"num_layers": 0}, "--num-layers must be at least 1, not 0"),
@@ -288,6 +290,47 @@ def test_the_same_run_twice_has_the_same_bits():
     first, second = train(config), train(config)
     assert first.losses == second.losses
     assert_same_bits(named(first.layers), named(second.layers))
+
+
+def test_ignored_rows_do_not_count_in_the_accuracy():
+    outputs = [torch.eye(10)[:3], torch.eye(10)[:2]]
+    found = metrics(outputs, torch.tensor([0, 1, -100, 0, 9]))
+    assert found["accuracy"] == 3 / 4
+
+
+def test_a_loss_that_is_not_a_number_is_null_in_the_file(tmp_path):
+    config = small(num_iterations=2)
+    result = result_of(config, train(config))
+    result.losses = [float("nan"), 1.0]
+    result.write(tmp_path / "r.json")
+    text = (tmp_path / "r.json").read_text()
+    assert json.loads(text, parse_constant=pytest.fail)["losses"] == [None, 1.0]
+
+
+def test_the_longest_names_can_be_written(tmp_path):
+    path = tmp_path / ("b" * 250 + ".json")
+    check_writable("--result", path)
+    write_whole(path, lambda temporary: temporary.write_text("x"))
+    assert path.read_text() == "x"
+    link = tmp_path / "link.json"
+    link.symlink_to(path)
+    write_whole(link, lambda temporary: temporary.write_text("y"))
+    assert (link.is_symlink(), path.read_text()) == (True, "y")
+    os.mkfifo(tmp_path / "pipe.json")
+    with pytest.raises(UsageError, match="not an ordinary file"):
+        check_writable("--result", tmp_path / "pipe.json")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("shell", "status", "said"), [("| head -1; exit ${PIPESTATUS[0]}", 1, ""),
+                                                       (">/dev/full", 1, "error: the output could not be written"),
+                                                       ("2>&-", 0, "")])  # fmt: skip
+def test_output_that_nobody_takes(shell, status, said):
+    command = f"{sys.executable} -m step0_monolith --num-iterations 20 {shell}"
+    ran = run_command(["bash", "-c", command])
+    assert ran.status == status
+    assert ran.stderr.startswith(said)
+    assert "Traceback" not in ran.stderr
 
 
 def test_files_are_whole_or_not_there(tmp_path):

@@ -86,10 +86,26 @@ def test_by_cost_leaves_no_stage_empty(costs):
     assert min(by_cost(costs, 4)) >= 1
 
 
-@pytest.mark.parametrize(("costs", "stages"), [([1.0], 2), ([1, -1], 1), ([float("nan"), 1], 2)])
+@pytest.mark.parametrize(
+    ("costs", "stages"), [([1.0], 2), ([1, -1], 1), ([float("nan"), 1], 2), ([1e308] * 3, 2), ([1, 2], 0)]
+)
 def test_by_cost_refuses(costs, stages):
     with pytest.raises(UsageError):
         by_cost(costs, stages)
+
+
+def test_no_stage_may_be_empty_however_it_is_asked_for():
+    for refuse in (
+        lambda: evenly(3, 0),
+        lambda: evenly(3, -1),
+        lambda: by_hand([], 0, 0),
+        lambda: split([nn.ReLU(), nn.ReLU()], [2, 0]),
+        lambda: split([nn.ReLU(), nn.ReLU()], [5, -3]),
+        lambda: PartitionOptions(layers_per_stage=[]),
+        lambda: PartitionOptions(layers_per_stage=[2.7, 1]),
+    ):
+        with pytest.raises(UsageError):
+            refuse()
 
 
 def test_measured_costs_leave_no_trace():

@@ -14,8 +14,11 @@ from step0_monolith.options import UsageError
 from step0_monolith.reference import evaluate, forward_backward
 from step1_partition.stage import Stage
 from step2_comms.channel import Channel
+from step5_orchestrator.actions import Action
+from step5_orchestrator.gather import gather_parameters
 from step5_orchestrator.naive import naive
 from step5_orchestrator.pipeline import Pipeline
+from step5_orchestrator.table import make_table
 from step5_orchestrator.trainer import Trainer, measured_bubble
 from step6_schedules.schedules import SCHEDULES
 from tests.modules import batch_normed, embedded, frozen_first, no_parameters_at_first, residual
@@ -78,6 +81,50 @@ def test_two_batches_without_zero_grad_add_up(pool):
     forward_backward(whole, inputs, targets, 2)
     forward_backward(whole, inputs, targets, 2)
     assert_same_bits(joined([gradients for _, gradients, _ in ranks]), named(whole, gradients=True))
+
+
+def test_dropout_differs_from_iteration_to_iteration_as_in_the_monolith(pool):
+    inputs, targets = torch.arange(6), torch.arange(6)
+    ranks = pool.run(2, run_modules, embedded, None, inputs, targets, 2, "gpipe", False, 2)
+    torch.manual_seed(3)
+    whole = embedded()
+    first, second = (forward_backward(whole, inputs, targets, 2, iteration=i) for i in range(2))
+    assert first != second
+    assert all(torch.equal(loss, second) for loss, _, _ in ranks)
+    assert_same_bits(joined([gradients for _, gradients, _ in ranks]), named(whole, gradients=True))
+
+
+def run_placed(world, placement, inputs, targets):
+    """Stages of one layer each, on the ranks that `placement` names, in stop-and-wait order."""
+    modules = linear_chain(num_layers=len(placement))
+    rows = [[] for _ in range(world.size)]
+    for m in range(3):
+        for op, order in (("F", range(len(placement))), ("B", reversed(range(len(placement))))):
+            for stage in order:
+                rows[placement[stage]].append(Action(stage, op, m))
+    stages = {s: Stage([modules[s]], s) for s, rank in enumerate(placement) if rank == world.rank}
+    pipeline = Pipeline(world, stages, make_table("placed", rows))
+    pipeline.open("train", inputs.shape, inputs.dtype)
+    pipeline.open("evaluate", inputs.shape, inputs.dtype)
+    loss = pipeline.run(inputs, targets)
+    found = pipeline.evaluate(inputs, targets)
+    gathered = gather_parameters(world, stages, pipeline.table.rank_of_stage)
+    pipeline.close()
+    return loss, joined([named(s.modules, i, gradients=True) for i, s in stages.items()]), found, gathered
+
+
+@pytest.mark.parametrize("placement", [[1, 0], [0, 0, 1], [0, 1, 0, 1], [0, 1, 1, 0], [2, 0, 1]], ids=str)
+def test_stages_may_lie_on_any_ranks(pool, placement):
+    torch.manual_seed(1)
+    inputs, targets = torch.randn(7, 8, dtype=torch.float64), torch.randint(10, (7,))
+    ranks = pool.run(max(placement) + 1, run_placed, placement, inputs, targets)
+    whole = linear_chain(num_layers=len(placement))
+    loss = forward_backward(whole, inputs, targets, 3)
+    assert all(torch.equal(rank[0], loss) for rank in ranks)
+    assert_same_bits(joined([rank[1] for rank in ranks]), named(whole, gradients=True))
+    assert all(rank[2] == evaluate(whole, inputs, targets, 3) for rank in ranks)
+    flat = [p.detach() for module in whole for p in module.parameters()]
+    assert all(torch.equal(a, b) for a, b in zip(ranks[0][3], flat, strict=True))
 
 
 class Marked(nn.Module):

@@ -1,5 +1,6 @@
 """Step 6 through the commands that a student types: results, pictures, and mistakes found before any message."""
 
+import dataclasses
 import itertools
 import json
 
@@ -9,10 +10,12 @@ from PIL import Image
 
 import step4_sharded.__main__ as step4
 import step5_orchestrator.__main__ as step5
+import step5_orchestrator.program as step5_program
 import step6_schedules.__main__ as step6
 import step6_schedules.train as main_job
-from step0_monolith.options import UsageError
+from step0_monolith.options import RunError, UsageError
 from step0_monolith.result import read_result
+from step0_monolith.train import result_of, train
 from step5_orchestrator.executor import Event
 from step6_schedules.schedules import SCHEDULES
 from step6_schedules.timeline import draw_timeline, predicted_events
@@ -70,6 +73,45 @@ def test_the_main_job_proves_itself(tmp_path):
     assert (tmp_path / "t.png").stat().st_size > 10_000
 
 
+def test_a_difference_from_the_monolith_is_an_error(capsys):
+    trained = train(CONFIG)
+    table = SCHEDULES["1f1b"](1, 4)
+    result = dataclasses.replace(
+        result_of(CONFIG, trained), schedule="1f1b", bubble={"predicted": 0.0, "measured": 0.1}
+    )  # fmt: skip
+    main_job.conclude(CONFIG, table, result)
+    assert "equal to the monolith, bit for bit: 6 losses" in capsys.readouterr().out
+    wrong = [
+        dataclasses.replace(result, weights_sha256="0" * 64),
+        dataclasses.replace(result, losses=[*result.losses[:-1], result.losses[-1] + 1e-12]),
+    ]
+    for changed in wrong:
+        with pytest.raises(RunError, match="differ from the monolith's"):
+            main_job.conclude(CONFIG, table, changed)
+
+
+def test_the_stretch_takes_any_schedule_of_the_step_size():
+    long = dataclasses.replace(CONFIG, lr_schedule="warmup-cosine", warmup_iterations=30, num_iterations=40)
+    assert main_job.stretch_config(long).num_iterations == main_job.STRETCH_ITERATIONS
+
+
+class Opened(Exception):
+    pass
+
+
+@pytest.mark.parametrize("program", [step4, step6, main_job])
+def test_threads_reach_the_ranks(monkeypatch, program):
+    def opened(launch, options, threads):
+        raise Opened(threads)
+
+    for name, value in LAUNCH.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("sys.argv", ["program", "--threads", "3"])
+    monkeypatch.setattr(program if hasattr(program, "open_world") else step5_program, "open_world", opened)
+    with pytest.raises(Opened, match="3"):
+        program.main()
+
+
 LAUNCH = {
     "RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1",
     "MASTER_PORT": "29500",
@@ -94,6 +136,15 @@ BAD = [
     (step6, ["--timeline", "t.gif"], "must end in .png or .svg"),
     (main_job, ["--result", "absent/r.json"], "cannot be written"),
     (step6, ["--num-iterations", "many"], "must be a whole number, not 'many'"),
+    (step6, ["--width", "1" + "0" * 30], "--width must be at most"),
+    (step6, ["--num-layers", "1000000000"], "--num-layers must be at most"),
+    (step6, ["--threads", "100000"], "--threads must be at most 1024"),
+    (step6, ["--learning-rate", "1e39"], "--learning-rate must be at most 1e+38"),
+    (step6, ["--emulate", "F=1e300,B=1"], "must be at most"),
+    (step6, ["--result", "b" * 300 + ".json"], "cannot be written (File name too long)"),
+    (step6, ["--result", ""], "is no file name"),
+    (step6, ["--width", "1_0"], "must be a whole number, not '1_0'"),
+    (step6, ["a\nb"], "unrecognized arguments: a b"),
     (step6, ["--nonsense"], "unrecognized arguments: --nonsense"),
     (step6, ["extra"], "unrecognized arguments: extra"),
     (step5, ["--timeline", "t.png"], "unrecognized arguments"),
@@ -136,6 +187,8 @@ def test_the_picture_at_every_size(tmp_path, schedule, p, m):
     table = SCHEDULES[schedule](p, m)
     cost = {"F": 1.0, "B": 2.0}
     rows = [[Event(e.action, e.start / 1e3, e.end / 1e3) for e in row] for row in predicted_events(table, cost)]
+    for row in predicted_events(table, {"F": 5.0, "B": 7.0}):
+        assert all(e.end - e.start == {"F": 5.0, "B": 7.0}[e.action.op] for e in row)
     for name in ("t.png", "t.svg"):
         draw_timeline(tmp_path / name, table, cost, rows, "F=1")
     assert Image.open(tmp_path / "t.png").size[1] > 300

@@ -86,8 +86,8 @@ def run_modules(world, make, sizes, inputs, targets, num_microbatches, schedule,
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         pipeline = Pipeline(world, {world.rank: stage}, table)
         pipeline.open("train", inputs.shape, inputs.dtype)
-        for _ in range(iterations):
-            loss = pipeline.run(inputs, targets)
+        for iteration in range(iterations):
+            loss = pipeline.run(inputs, targets, iteration)
         pipeline.close()
     return loss, named(stage.modules, stage.first_layer, gradients=True), buffers_of(stage)
 
