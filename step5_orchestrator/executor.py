@@ -16,7 +16,7 @@ from step2_comms.world import World
 from step4_sharded.boundaries import Specs
 from step5_orchestrator.actions import Action, Value, makes, needs
 from step5_orchestrator.emulate import Milliseconds, sleep_out
-from step5_orchestrator.lowering import Instruction, Receive, Send, lower
+from step5_orchestrator.lowering import Instruction, Receive, Send, lower, post_ahead
 from step5_orchestrator.table import Table
 
 KEPT_ITERATIONS = 25
@@ -63,7 +63,7 @@ class Executor:
         """name: of the pass, "train" or "evaluate"; the latter keeps nothing for a backward."""
         self._name, self._world, self._stages, self._messages = name, world, stages, messages
         self._table, self._emulate = table, emulate
-        self.row: list[Instruction] = lower(table)[world.rank]
+        self.row: list[Instruction] = post_ahead(lower(table)[world.rank])
         self._values: dict[Value, Tensors | Handle | None] = {}
         self._losses: Sequence[Callable[..., Tensor]] = ()
         self._iteration, self._seed = 0, 0

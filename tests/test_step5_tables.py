@@ -7,7 +7,7 @@ import pytest
 from step0_monolith.options import UsageError
 from step5_orchestrator.actions import Action, Value, is_given, makes, needs, parse_action
 from step5_orchestrator.emulate import EmulateOptions
-from step5_orchestrator.lowering import Receive, Send, lower
+from step5_orchestrator.lowering import Receive, Send, lower, post_ahead
 from step5_orchestrator.naive import forward_only, naive
 from step5_orchestrator.prediction import bubble, makespan, peak_in_flight
 from step5_orchestrator.table import TableError, check, make_table, timing
@@ -150,6 +150,18 @@ def test_lowering_adds_exactly_the_messages_that_cross_ranks(schedule):
         sent = [i.value for rank, i in sends if (rank, i.peer) == pair]
         taken = [i.value for rank, i in receives if (i.peer, rank) == pair]
         assert sent == taken
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_receives_posted_ahead_keep_the_order_of_each_edge(schedule):
+    for row in lower(SCHEDULES[schedule](4, 5)):
+        early = post_ahead(row)
+        assert sorted(map(str, early)) == sorted(map(str, row))
+        assert [i for i in early if not isinstance(i, Receive)] == [i for i in row if not isinstance(i, Receive)]
+        for peer in range(4):
+            wanted = [i for i in row if isinstance(i, Receive) and i.peer == peer]
+            assert [i for i in early if isinstance(i, Receive) and i.peer == peer] == wanted
+        assert all(early.index(i) <= row.index(i) for i in row if isinstance(i, Receive))
 
 
 def test_one_rank_has_no_messages():
