@@ -37,7 +37,6 @@ def main() -> None:
                 )
             print(f"monolith: {all_parameters:,} parameters, {all_bytes:,} bytes")
             equal, num_rows = reports[-1][1]
-            print(f"monolith: {all_bytes:,} bytes")
             print(f"outputs with the monolith's bits: {equal} of {num_rows} rows")
 
 

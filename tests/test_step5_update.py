@@ -103,7 +103,9 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+@pytest.mark.parametrize(
+    "num_ranks", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)]
+)
 def test_clipped_and_scheduled_training_equals_the_monolith(pool, num_ranks):
     schedules = ["1f1b", "gpipe", "naive"]
     jobs = [Job(small(**change), schedules[i % 3]) for i, change in enumerate(CHANGES)]

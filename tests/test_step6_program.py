@@ -165,6 +165,7 @@ def test_mistakes_are_found_before_any_message(monkeypatch, program, arguments, 
     assert not dist.is_initialized()
 
 
+@pytest.mark.slow
 def test_without_torchrun_one_line_shows_the_command():
     ran = python("step6_schedules")
     assert ran.status == 2
