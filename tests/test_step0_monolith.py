@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shlex
 import struct
 import sys
 
@@ -326,7 +327,7 @@ def test_the_longest_names_can_be_written(tmp_path):
                                                        (">/dev/full", 1, "error: the output could not be written"),
                                                        ("2>&-", 0, "")])  # fmt: skip
 def test_output_that_nobody_takes(shell, status, said):
-    command = f"{sys.executable} -m step0_monolith --num-iterations 20 {shell}"
+    command = f"{shlex.quote(sys.executable)} -m step0_monolith --num-iterations 20 {shell}"
     ran = run_command(["bash", "-c", command])
     assert ran.status == status
     assert ran.stderr.startswith(said)
