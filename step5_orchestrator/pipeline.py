@@ -81,8 +81,7 @@ class Pipeline:
             for stage in self.stages.values():
                 check_batch_norm(stage.modules, [piece[0] for piece in pieces], stage.first_layer)
         inputs = [(Spec(piece, dtype),) for piece in pieces]
-        modules = [module for stage in self.stages.values() for module in stage.modules]
-        with contextlib.nullcontext() if name == "train" else evaluating(modules):
+        with contextlib.nullcontext() if name == "train" else self._evaluating():
             boundaries = agree_on_boundaries(self.world, self.stages, self.table.rank_of_stage, inputs, name)
         (self.executor if name == "train" else self._evaluation).agree(boundaries)
         self._agreed[name] = wanted
@@ -101,7 +100,7 @@ class Pipeline:
 
     def evaluate(self, inputs: Tensor | None, targets: Tensor | None) -> dict[str, float]:
         """`accuracy` and `loss` on every rank, forward only, in evaluation mode; nothing else changes."""
-        with evaluating([module for stage in self.stages.values() for module in stage.modules]):
+        with self._evaluating():
             outputs = self._evaluation.run(self._cut(inputs), None)
         values = torch.zeros(2, dtype=torch.float64)
         if self.is_last:
@@ -113,6 +112,9 @@ class Pipeline:
     def close(self) -> None:
         """Waits for the messages under way and closes the communicators."""
         self.messages.close()
+
+    def _evaluating(self) -> contextlib.AbstractContextManager:
+        return evaluating([module for stage in self.stages.values() for module in stage.modules])
 
     def _cut(self, inputs: Tensor | None) -> list[Tensors] | None:
         if not self.is_first:

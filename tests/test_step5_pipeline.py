@@ -10,7 +10,6 @@ from torch import nn
 from step0_monolith.data import batch, microbatch_sizes
 from step0_monolith.data import test_set as the_test_set
 from step0_monolith.model import layers
-from step0_monolith.options import UsageError
 from step0_monolith.reference import evaluate, forward_backward
 from step1_partition.stage import Stage
 from step2_comms.channel import Channel
@@ -395,8 +394,3 @@ def test_the_batch_may_change_its_size_when_the_edges_are_opened_again(pool):
     losses = [forward_backward(whole, inputs[:rows], targets[:rows], 3) for rows in (13, 7, 13, 5)]
     assert [rank[0] for rank in ranks] == [losses] * 3
     assert_same_bits(joined([gradients for _, gradients in ranks]), named(whole, gradients=True))
-
-
-def test_config_errors_come_before_any_message():
-    with pytest.raises(UsageError):
-        small(num_microbatches=14)
