@@ -20,6 +20,7 @@ from step2_comms.contract import (
     to_json,
 )
 from step2_comms.handle import Handle
+from step2_comms.late import LateSends
 from step2_comms.world import World
 
 MAX_SENDS_UNDER_WAY = 2
@@ -32,7 +33,16 @@ class Channel:
     walk through it, so the order itself says which microbatch a message belongs to; nothing else is sent along.
     """
 
-    def __init__(self, world: World, direction: str, source: int, destination: int, group: dist.ProcessGroup) -> None:
+    def __init__(
+        self,
+        world: World,
+        direction: str,
+        source: int,
+        destination: int,
+        group: dist.ProcessGroup,
+        travel_seconds: float = 0.0,
+    ) -> None:
+        """travel_seconds: each message is held back that long, to emulate a slow network."""
         self.world, self.source, self.destination = world, source, destination
         self.direction = direction
         self.name = f"{direction} {source} to {destination}"
@@ -43,6 +53,7 @@ class Channel:
         self._scripts: dict[str, Script] = {}
         self._pass, self._position = "", 0
         self._under_way: deque[Handle] = deque()
+        self._late = LateSends(travel_seconds) if travel_seconds else None
 
     def agree(self, script: Script | None = None, name: str = "") -> Script:
         """Agrees on the messages of a pass called `name`; called on both ends when the edge opens or changes.
@@ -121,7 +132,8 @@ class Channel:
                 f"{self.name}: {label} was agreed as {describe(message.specs)}, but rank {self.source} was about to "
                 f"send {describe(found)}"
             )
-        while len(self._under_way) >= MAX_SENDS_UNDER_WAY:
+        # What is held back on purpose does not count: it would hold back the sender too.
+        while self._late is None and len(self._under_way) >= MAX_SENDS_UNDER_WAY:
             self._under_way[0].wait()
         buffers = [self._outgoing(tensor.detach()) for tensor in tensors]
         call = f"send_{self.direction} to rank {self.destination} ({label})"
@@ -148,6 +160,8 @@ class Channel:
 
     def _post(self, call: str, operation: Callable, buffers: list[Tensor]) -> list:
         with self.world.watch.waiting(call, self.peer):
+            if self._late is not None and self.is_sender:
+                return [self._late.post(operation, buffer, self.peer, group=self._group) for buffer in buffers]
             return [operation(buffer, self.peer, group=self._group) for buffer in buffers]
 
     def _outgoing(self, tensor: Tensor) -> Tensor:
@@ -174,6 +188,8 @@ class Channel:
         # gloo keeps the connection as long as anybody holds a part of it, and each message under way does.
         while self._under_way:
             self._under_way.popleft().give_up()
+        if self._late is not None:
+            self._late.close()
         if self._group is not None:
             dist.destroy_process_group(self._group)
             self._group = None

@@ -29,8 +29,10 @@ class Messages:
     before anything is sent when the contract would be broken, RunError when the peer is lost or the timeout passes.
     """
 
-    def __init__(self, world: World, edges: Iterable[Edge]) -> None:
-        """Opens this rank's part of `edges`; every rank gives the same list."""
+    def __init__(self, world: World, edges: Iterable[Edge], travel_seconds: float = 0.0) -> None:
+        """Opens this rank's part of `edges`; every rank gives the same list. travel_seconds: what each message takes at
+        least, to emulate a slow network.
+        """
         self.world = world
         self._channels: dict[Edge, Channel] = {}
         # Every rank opens every edge, in one common order: torch numbers groups as they are opened, so that the members
@@ -43,7 +45,7 @@ class Messages:
                 continue
             with world.watch.waiting(f"opening the edge {direction} {source} to {destination}", _other(world, edge)):
                 group = dist.new_group(members, timeout=world.timeout)
-            self._channels[edge] = Channel(world, direction, source, destination, group)
+            self._channels[edge] = Channel(world, direction, source, destination, group, travel_seconds)
         world.at_close.append(self.close)
 
     def channel(self, direction: str, source: int, destination: int) -> Channel:

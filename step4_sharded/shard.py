@@ -16,15 +16,16 @@ def shard(
     stage: int,
     layers_per_stage: Sequence[int] | None = None,
     device: torch.device | str = "cpu",
+    stage_class: type[Stage] = Stage,
 ) -> Stage:
     """Builds stage `stage` of `num_stages`, on `device`, with the very weights that the monolith has there.
 
-    Raises UsageError when the layers cannot be shared out so.
+    stage_class: what to build, Stage or a class of its kind. Raises UsageError when the layers cannot be shared out so.
     """
     sizes = partition(config.num_layers, num_stages, layers_per_stage)
     # BEGIN SOLUTION step4.shard
     start, stop = bounds(sizes)[stage]
-    return Stage([layer.to(device) for layer in layers(config, start, stop)], first_layer=start)
+    return stage_class([layer.to(device) for layer in layers(config, start, stop)], first_layer=start)
     # END SOLUTION
 
 

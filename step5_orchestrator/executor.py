@@ -15,11 +15,13 @@ from step2_comms.p2p import Edge, Messages
 from step2_comms.world import World
 from step4_sharded.boundaries import Specs
 from step5_orchestrator.actions import Action, Value, makes, needs
-from step5_orchestrator.emulate import Milliseconds, sleep_out
-from step5_orchestrator.lowering import Instruction, Receive, Send, lower, post_ahead
+from step5_orchestrator.costs import Cost
+from step5_orchestrator.emulate import sleep_out
+from step5_orchestrator.lowering import Instruction, Receive, Send, post_ahead
 from step5_orchestrator.table import Table
 
 KEPT_ITERATIONS = 25
+HELD_BY_STAGE = ("saved", "kept")
 
 
 class Event(NamedTuple):
@@ -34,11 +36,11 @@ def _edge(value: Value, source: int, destination: int) -> Edge:
     return ("forward" if value.kind == "activation" else "backward", source, destination)
 
 
-def edges(table: Table) -> list[Edge]:
-    """All edges that the table's messages use."""
+def edges(lowered: Sequence[Sequence[Instruction]]) -> list[Edge]:
+    """All edges that the messages of a lowered table use."""
     return [
         _edge(instruction.value, rank, instruction.peer)
-        for rank, row in enumerate(lower(table))
+        for rank, row in enumerate(lowered)
         for instruction in row
         if isinstance(instruction, Send)
     ]
@@ -56,14 +58,17 @@ class Executor:
         world: World,
         stages: Mapping[int, Stage],
         table: Table,
+        row: Sequence[Instruction],
         messages: Messages,
         *,
-        emulate: Milliseconds | None = None,
+        emulate: Cost | None = None,
     ) -> None:
-        """name: of the pass, "train" or "evaluate"; the latter keeps nothing for a backward."""
+        """name: of the pass, "train" or "evaluate"; the latter keeps nothing for a backward. row: this rank's of the
+        lowered table. emulate: in milliseconds.
+        """
         self._name, self._world, self._stages, self._messages = name, world, stages, messages
         self._table, self._emulate = table, emulate
-        self.row: list[Instruction] = post_ahead(lower(table)[world.rank])
+        self.row: list[Instruction] = post_ahead(row)
         self._values: dict[Value, Tensors | Handle | None] = {}
         self._losses: Sequence[Callable[..., Tensor]] = ()
         self._iteration, self._seed = 0, 0
@@ -137,15 +142,17 @@ class Executor:
         return found.wait() if isinstance(found, Handle) else found
 
     def _act(self, action: Action) -> None:
-        operands = [self._take(value) for value in needs(action) if value.kind != "saved"]
+        operands = [self._take(value) for value in needs(action) if value.kind not in HELD_BY_STAGE]
         self._world.watch.busy(str(action))
         start = time.perf_counter()
         if action.op == "F":
             self._forward(action, *operands)
+        elif action.op == "W":
+            self._stages[action.stage].backward_weights(action.microbatch)
         else:
             self._backward(action, *operands)
         if self._emulate is not None:
-            sleep_out(start, self._emulate[action.op])
+            sleep_out(start, self._emulate.of(action))
         self.events.append(Event(action, start, time.perf_counter()))
 
     def _forward(self, action: Action, inputs: Tensors) -> None:
@@ -164,9 +171,11 @@ class Executor:
         # END SOLUTION
 
     def _backward(self, action: Action, gradients: Tensors | None) -> None:
-        """Runs a stage backward on one microbatch and puts the gradient where it is looked for."""
+        """Runs a stage backward on one microbatch, whole or for the input, and puts the gradient where it is looked
+        for.
+        """
         stage = self._stages[action.stage]
         # BEGIN SOLUTION step5.backward
-        (made,) = makes(action)
-        self._values[made] = stage.backward(action.microbatch, gradients)
+        run = stage.backward if action.op == "B" else stage.backward_input
+        self._values[makes(action)[0]] = run(action.microbatch, gradients)
         # END SOLUTION

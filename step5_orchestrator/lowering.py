@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from step5_orchestrator.actions import Action, Value, makes, needs
-from step5_orchestrator.table import Table, timing
+from step5_orchestrator.actions import Action, Value, makes, taker
+from step5_orchestrator.collector import paused_collector
+from step5_orchestrator.prediction import timing
+from step5_orchestrator.table import Table
 
 
 class Send(NamedTuple):
@@ -24,6 +26,7 @@ class Receive(NamedTuple):
 Instruction = Action | Send | Receive
 
 
+@paused_collector()
 def lower(table: Table) -> list[list[Instruction]]:
     """Each rank's row with its messages.
 
@@ -32,19 +35,18 @@ def lower(table: Table) -> list[list[Instruction]]:
     order, and even messages that block until they are taken come to an end; and a pair's messages are received in the
     order in which they are sent, which is all that NCCL goes by.
     """
-    consumer = {value: rank for rank, row in enumerate(table.rows) for action in row for value in needs(action)}
-    rank_of = table.rank_of_stage
+    rank_of, num_stages = table.rank_of_stage, table.num_stages
     lowered: list[list[Instruction]] = [[] for _ in table.rows]
     times = timing(table)
-    order = {action: place for place, action in enumerate(times)}
-    for action in sorted(times, key=lambda a: (times[a][0], order[a])):
+    # sorted() keeps the table's order among equal starts.
+    for action in sorted(times, key=lambda a: times[a][0]):
         rank = rank_of[action.stage]
         lowered[rank].append(action)
         for value in makes(action):
-            peer = consumer.get(value, rank)
-            if peer != rank:
-                lowered[rank].append(Send(value, peer))
-                lowered[peer].append(Receive(value, rank))
+            stage = taker(value)
+            if 0 <= stage < num_stages and rank_of[stage] != rank:
+                lowered[rank].append(Send(value, rank_of[stage]))
+                lowered[rank_of[stage]].append(Receive(value, rank))
     return lowered
 
 
@@ -55,10 +57,13 @@ def post_ahead(row: Sequence[Instruction]) -> list[Instruction]:
     hold it up. The order within each edge stays.
     """
     early: list[Instruction] = []
+    latest = None
     for instruction in row:
-        if isinstance(instruction, Receive):
-            place = next((i for i in range(len(early) - 1, -1, -1) if isinstance(early[i], Action)), len(early))
-            early.insert(place, instruction)
+        if isinstance(instruction, Receive) and latest is not None:
+            early.insert(latest, instruction)
+            latest += 1
         else:
+            if isinstance(instruction, Action):
+                latest = len(early)
             early.append(instruction)
     return early

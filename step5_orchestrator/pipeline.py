@@ -17,10 +17,12 @@ from step2_comms.contract import Spec
 from step2_comms.p2p import Messages
 from step2_comms.world import World
 from step4_sharded.boundaries import agree_on_boundaries
-from step5_orchestrator.emulate import Milliseconds
+from step5_orchestrator.costs import Cost
 from step5_orchestrator.executor import Executor, edges
+from step5_orchestrator.legality import check
+from step5_orchestrator.lowering import lower
 from step5_orchestrator.naive import forward_only
-from step5_orchestrator.table import Table, TableError, check
+from step5_orchestrator.table import Table, TableError
 
 
 class Pipeline:
@@ -37,7 +39,7 @@ class Pipeline:
         table: Table,
         *,
         seed: int = 0,
-        emulate: Milliseconds | None = None,
+        emulate: Cost | None = None,
         share: Callable[[Tensor, Tensor, int], Tensor] = loss_share,
     ) -> None:
         """stages: this rank's, by stage number, as the table has them. share: a microbatch's share of the loss.
@@ -49,14 +51,20 @@ class Pipeline:
             raise TableError(f"{table.name} has {table.num_ranks} rows, but there are {world.size} ranks")
         if sorted(stages) != table.stages_of(world.rank):
             raise TableError(f"{table.name} has stages {table.stages_of(world.rank)} here, not {sorted(stages)}")
+        cannot_split = [stage for stage in stages.values() if not hasattr(stage, "backward_weights")]
+        if "W" in table.ops and cannot_split:
+            raise TableError(f"{table.name} splits the backward into I and W, which the stages here cannot")
         self.world, self.stages, self.table = world, dict(stages), table
         self._seed, self._share = seed, share
         self.is_first = 0 in stages
         self.is_last = table.num_stages - 1 in stages
         evaluation = forward_only(table)
-        self.messages = Messages(world, [*edges(table), *edges(evaluation)])
-        self.executor = Executor("train", world, self.stages, table, self.messages, emulate=emulate)
-        self._evaluation = Executor("evaluate", world, self.stages, evaluation, self.messages)
+        rows, evaluation_rows = lower(table), lower(evaluation)
+        self.messages = Messages(world, [*edges(rows), *edges(evaluation_rows)], emulate.comm / 1e3 if emulate else 0.0)
+        self.executor = Executor("train", world, self.stages, table, rows[world.rank], self.messages, emulate=emulate)
+        self._evaluation = Executor(
+            "evaluate", world, self.stages, evaluation, evaluation_rows[world.rank], self.messages
+        )
         self._agreed: dict[str, object] = {}
 
     def parameters(self) -> list[torch.nn.Parameter]:

@@ -1,67 +1,84 @@
 """The command of steps 5 and 6: train under a schedule, then say what was predicted and what was measured."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from step0_monolith.config import Config
 from step0_monolith.files import check_writable
-from step0_monolith.options import Options, UsageError, option, parse
+from step0_monolith.options import Options, parse
 from step0_monolith.result import Result
 from step0_monolith.train import ResultOptions
 from step1_partition.partition import PartitionOptions, evenly, partition
+from step1_partition.stage import Stage
 from step2_comms.device import WorldOptions
 from step2_comms.launch import Launch, read_launch, torchrun_command
-from step2_comms.world import open_world
+from step2_comms.world import World, open_world
+from step5_orchestrator.choose import Choice, show_refused
+from step5_orchestrator.costs import UNIT_COST, Cost
 from step5_orchestrator.emulate import EmulateOptions
 from step5_orchestrator.prediction import peak_in_flight
-from step5_orchestrator.table import Table, check
+from step5_orchestrator.table import Table, TableError
 from step5_orchestrator.trainer import Trainer
 
-Schedules = Mapping[str, Callable[[int, int], Table]]
+
+@dataclass(frozen=True)
+class Job:
+    """What a step brings to the common command.
+
+    choose(options, num_ranks, num_microbatches, emulated cost or None) gives the table; predicted(options, emulated)
+    the cost of the prediction; split_stage is the class of stages that can split their backward, if there is one.
+    """
+
+    module: str
+    description: str
+    schedule_class: type[Options]
+    choose: Callable[[Options, int, int, Cost | None], Choice]
+    predicted: Callable[[Options, Cost | None], Cost] = lambda options, emulated: emulated or UNIT_COST
+    split_stage: type[Stage] = Stage
+
+    def trainer(self, config: Config, world: World, table: Table, parts: PartitionOptions, **more) -> Trainer:
+        """A trainer of the table, with the stages that it needs."""
+        stage_class = self.split_stage if "W" in table.ops else Stage
+        return Trainer(config, world, table, layers_per_stage=parts.layers_per_stage, stage_class=stage_class, **more)
 
 
-def schedule_options(schedules: Schedules, default: str) -> type[Options]:
-    """An option class whose `--schedule` knows the given names."""
-
-    def convert(flag: str, value: str) -> str:
-        if value not in schedules:
-            raise UsageError(f"{flag} {value!r} is unknown; the known ones are: {', '.join(schedules)}")
-        return value
-
-    convert.names = tuple(schedules)
-
-    @dataclass(frozen=True)
-    class ScheduleOptions(Options):
-        """Which table the ranks run."""
-
-        schedule: str = option(default, convert, "name of the schedule")
-
-    return ScheduleOptions
-
-
-def report(result: Result, table: Table, cost: Mapping[str, float]) -> str:
+def report(result: Result, table: Table, cost: Cost) -> str:
     """What a run says at its end."""
-    costs = ", ".join(f"{op}={value:g}" for op, value in cost.items())
+    chunks = result.num_stages / result.num_ranks
     lines = [
-        f"schedule {result.schedule}: {result.num_ranks} ranks, {result.num_microbatches} microbatches",
-        f"bubble: predicted {result.bubble['predicted']:.3f} ({costs}), measured {result.bubble['measured']:.3f}",
+        f"schedule {result.schedule}: {result.num_ranks} ranks, "
+        + (f"{chunks:g} chunks a rank, " if chunks != 1 else "")
+        + f"{result.num_microbatches} microbatches",
+        f"bubble: predicted {result.bubble['predicted']:.3f} ({cost.text(table.ops)}), "
+        f"measured {result.bubble['measured']:.3f}",
         f"peak in flight: predicted {peak_in_flight(table)}, measured {result.peak_in_flight}",
     ]
     if result.test_accuracy is not None:
         lines.append(f"test accuracy {result.test_accuracy:.4f}")
+    if table.unordered_stages:
+        stages = ", ".join(map(str, table.unordered_stages))
+        lines.append(
+            f"adds in another order: the weight gradients of stage {stages}, so the bits are not the monolith's"
+        )
     return "\n".join([*lines, f"weights sha256 {result.weights_sha256}"])
 
 
-def choose_table(schedules: Schedules, name: str, launch: Launch, config: Config, parts: PartitionOptions) -> Table:
+def choose_table(
+    job: Job, options: Options, launch: Launch, config: Config, parts: PartitionOptions, emulated
+) -> Choice:
     """The table of a run, checked before any process group opens.
 
     Raises UsageError when the table cannot be run, or the layers cannot be shared out among its stages.
     """
     evenly(config.num_layers, launch.size)  # before a table of any number of ranks is built
-    table = schedules[name](launch.size, config.num_microbatches)
-    check(table)
-    partition(config.num_layers, table.num_stages, parts.layers_per_stage)
-    return table
+    try:
+        choice = job.choose(options, launch.size, config.num_microbatches, emulated)
+    except TableError as error:
+        if launch.rank == 0:
+            show_refused(error)
+        raise
+    partition(config.num_layers, choice.num_stages, parts.layers_per_stage)
+    return choice
 
 
 def check_outputs(launch: Launch, *outputs: Options) -> None:
@@ -73,22 +90,23 @@ def check_outputs(launch: Launch, *outputs: Options) -> None:
 
 
 def train_program(
-    module: str,
-    description: str,
-    schedules: Schedules,
-    schedule_class: type[Options],
+    job: Job,
     extra: type[Options] | None = None,
     after: Callable[[Options, Trainer], None] | None = None,
 ) -> None:
     """Reads the command line, trains, and reports on rank 0. extra, after: options of a step's own, and their work."""
-    classes = [Config, schedule_class, PartitionOptions, WorldOptions, EmulateOptions, ResultOptions]
-    parsed = parse(torchrun_command(module), description, dict.fromkeys([*classes, *([extra] if extra else [])]))
+    classes = [Config, job.schedule_class, PartitionOptions, WorldOptions, EmulateOptions, ResultOptions]
+    parsed = parse(
+        torchrun_command(job.module), job.description, dict.fromkeys([*classes, *([extra] if extra else [])])
+    )
     config, schedule, parts, world_options, emulation, output, *extras = parsed
-    launch = read_launch(module)
-    table = choose_table(schedules, schedule.schedule, launch, config, parts)
+    launch = read_launch(job.module)
+    choice = choose_table(job, schedule, launch, config, parts, emulation.emulate)
     check_outputs(launch, output, *extras)
     with open_world(launch, world_options, config.threads) as world:
-        trainer = Trainer(config, world, table, layers_per_stage=parts.layers_per_stage, emulate=emulation.emulate)
+        table = choice.table(world)
+        cost = job.predicted(schedule, emulation.emulate)
+        trainer = job.trainer(config, world, table, parts, emulate=emulation.emulate, cost=cost)
         trainer.train(show=True)
         result = trainer.result()
         if result is not None:

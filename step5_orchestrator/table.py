@@ -1,27 +1,40 @@
-"""A schedule's table: a row of actions a rank; its timing, its legality, and its messages."""
+"""A schedule's table: a row of actions a rank, and one order of all its actions in which each finds what it needs."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from step0_monolith.options import UsageError
 from step5_orchestrator.actions import Action, Value, is_given, makes, needs
 
-Cost = Mapping[str, float]
-UNIT_COST: Cost = {"F": 1.0, "B": 2.0}
-Timing = dict[Action, tuple[float, float]]
+PAIR = "OVERLAP_F_B"
 
 
 class TableError(UsageError):
-    """A table that cannot be run; the message names rank, action and reason."""
+    """A table that cannot be run; the message, one line, names rank, action and reason.
+
+    places: (rank, index in its row) of the actions that it is about; cycle: the actions that wait for each other;
+    table: the one that was refused, once `legality.check` has looked at it.
+    """
+
+    table: "Table | None" = None
+
+    def __init__(self, message: str, places: Sequence[tuple[int, int]] = (), cycle: Sequence[Action] = ()) -> None:
+        super().__init__(message)
+        self.places, self.cycle = tuple(places), tuple(cycle)
 
 
 @dataclass(frozen=True)
 class Table:
-    """One row of actions for each rank, in the order in which the rank runs them."""
+    """One row of actions for each rank, in the order in which the rank runs them.
+
+    pairs: the forwards that share a cell with the backward right after them. Such a cell is an offer to a runtime that
+    can mix the two; here they run one after the other.
+    """
 
     name: str
     rows: tuple[tuple[Action, ...], ...]
+    pairs: frozenset[Action] = field(default=frozenset())
 
     @property
     def num_ranks(self) -> int:
@@ -39,109 +52,141 @@ class Table:
         return 1 + max((action.microbatch for row in self.rows for action in row), default=-1)
 
     @cached_property
+    def ops(self) -> tuple[str, ...]:
+        """The ops that occur, in the order F, B, I, W."""
+        found = {action.op for row in self.rows for action in row}
+        return tuple(op for op in "FBIW" if op in found)
+
+    @cached_property
     def rank_of_stage(self) -> tuple[int, ...]:
         """The rank that runs each stage. Raises TableError for a stage that no rank or more than one runs."""
         rank_of: dict[int, int] = {}
         for rank, row in enumerate(self.rows):
-            for action in row:
+            for index, action in enumerate(row):
                 if rank_of.setdefault(action.stage, rank) != rank:
                     raise TableError(
                         f"{self.name}: rank {rank} has {action}, but stage {action.stage} is on rank "
-                        f"{rank_of[action.stage]}"
+                        f"{rank_of[action.stage]}",
+                        [(rank, index)],
                     )
-        missing = [stage for stage in range(self.num_stages) if stage not in rank_of]
-        if missing:
-            raise TableError(f"{self.name}: no rank has stage {missing[0]} of 0..{self.num_stages - 1}")
+        missing = next((stage for stage in range(self.num_stages) if stage not in rank_of), None)
+        if missing is not None:
+            raise TableError(f"{self.name}: no rank has stage {missing} of 0..{self.num_stages - 1}")
         return tuple(rank_of[stage] for stage in range(self.num_stages))
 
     def stages_of(self, rank: int) -> list[int]:
         """The stages that a rank holds, ascending."""
         return [stage for stage, owner in enumerate(self.rank_of_stage) if owner == rank]
 
-    def __str__(self) -> str:
-        return "\n".join(f"rank {r}: " + " ".join(map(str, row)) for r, row in enumerate(self.rows))
+    @cached_property
+    def order(self) -> tuple[Action, ...]:
+        """All actions, each after all that it needs and after those before it in its row.
 
-
-def make_table(name: str, rows: Sequence[Sequence[Action]]) -> Table:
-    """A table from lists of actions."""
-    return Table(name, tuple(map(tuple, rows)))
-
-
-def timing(table: Table, cost: Cost = UNIT_COST) -> Timing:
-    """Start and end of every action when each starts as soon as it can and messages are free.
-
-    Actions come in an order in which each follows all that it needs. Raises TableError when the rows wait for each
-    other, or for a value that nothing makes; linear in the number of actions.
-    """
-    made: dict[Value, float] = {}
-    times: Timing = {}
-    position = [0] * table.num_ranks
-    free_at = [0.0] * table.num_ranks
-    waiting: dict[Value, int] = {}
-    runnable = list(range(table.num_ranks))[::-1]
-    while runnable:
-        rank = runnable.pop()
-        row = table.rows[rank]
-        while position[rank] < len(row):
-            action = row[position[rank]]
-            wanted = [v for v in needs(action) if not is_given(v, table.num_stages)]
-            missing = next((v for v in wanted if v not in made), None)
-            if missing is not None:
-                waiting[missing] = rank
+        Raises TableError when rows wait for each other, or for a value that nothing makes. Linear in the number of
+        actions.
+        """
+        made: set[Value] = set()
+        done: list[Action] = []
+        position = [0] * self.num_ranks
+        waiting: dict[Value, int] = {}
+        runnable = list(range(self.num_ranks))[::-1]
+        num_stages = self.num_stages
+        while runnable:
+            rank = runnable.pop()
+            row = self.rows[rank]
+            place, end = position[rank], len(row)
+            while place < end:
+                action = row[place]
+                for value in needs(action):
+                    if value not in made and not is_given(value, num_stages):
+                        waiting[value] = rank
+                        break
+                else:
+                    done.append(action)
+                    place += 1
+                    for value in makes(action):
+                        made.add(value)
+                        if value in waiting:
+                            runnable.append(waiting.pop(value))
+                    continue
                 break
-            start = max([free_at[rank], *(made[v] for v in wanted)])
-            free_at[rank] = start + cost[action.op]
-            times[action] = (start, free_at[rank])
-            position[rank] += 1
-            for value in makes(action):
-                made[value] = free_at[rank]
-                if value in waiting:
-                    runnable.append(waiting.pop(value))
-    if waiting:
-        raise TableError(f"{table.name}: {_why_stuck(table, position)}")
-    return times
+            position[rank] = place
+        if waiting:
+            raise _stuck(self, position, made)
+        return tuple(done)
 
+    @cached_property
+    def unordered_stages(self) -> tuple[int, ...]:
+        """The stages that add their weight gradients in another order than microbatch 0, 1, 2, ...
 
-def _why_stuck(table: Table, position: Sequence[int]) -> str:
-    """Follows the waits from the first stuck rank until they close a circle or end at a value that nothing makes."""
-    maker = {value: rank for rank, row in enumerate(table.rows) for action in row for value in makes(action)}
-    done = {v for rank, row in enumerate(table.rows) for action in row[: position[rank]] for v in makes(action)}
-    rank = next(r for r, row in enumerate(table.rows) if position[r] < len(row))
-    seen, parts = [], []
-    while rank not in seen:
-        seen.append(rank)
-        action = table.rows[rank][position[rank]]
-        missing = next(v for v in needs(action) if not is_given(v, table.num_stages) and v not in done)
-        if missing not in maker:
-            parts.append(f"rank {rank} cannot run {action}: it needs {missing}, which no action makes")
-            return ", ".join(parts)
-        parts.append(f"rank {rank} cannot run {action}: it needs {missing}, which rank {maker[missing]} makes later")
-        rank = maker[missing]
-    return ", ".join(parts)
+        Floating-point sums depend on their order, so only the other stages end with the monolith's bits.
+        """
+        latest: dict[int, int] = {}
+        found = set()
+        for row in self.rows:
+            for stage, op, m in row:
+                if op in ("B", "W"):
+                    if m < latest.get(stage, -1):
+                        found.add(stage)
+                    latest[stage] = m
+        return tuple(sorted(found))
 
-
-def check(table: Table, ops: Sequence[str] = ("F", "B")) -> None:
-    """Raises TableError unless every stage runs every op on every microbatch exactly once, in a possible order."""
-    if not table.rows:
-        raise TableError(f"{table.name}: a table has at least one rank")
-    expected = {
-        Action(stage, op, m) for stage in range(table.num_stages) for op in ops for m in range(table.num_microbatches)
-    }
-    seen: set[Action] = set()
-    for rank, row in enumerate(table.rows):
+    def cells(self, rank: int) -> list[str]:
+        """A rank's row as text, a paired cell as one."""
+        texts: list[str] = []
+        row = iter(self.rows[rank])
         for action in row:
-            if action in seen:
-                raise TableError(f"{table.name}: rank {rank} has {action} a second time")
-            if action not in expected:
-                raise TableError(
-                    f"{table.name}: rank {rank} has {action}, which is no stage and microbatch from 0 on with an op of "
-                    f"{', '.join(ops)}"
-                )
-            seen.add(action)
-    missing = sorted(expected - seen)
-    if missing:
-        rank = table.rank_of_stage[missing[0].stage]
-        raise TableError(f"{table.name}: rank {rank} lacks {', '.join(map(str, missing[:5]))}")
-    if len(table.rank_of_stage) != table.num_stages or not all(table.rows):
-        raise TableError(f"{table.name}: each of the {table.num_ranks} ranks needs at least one action")
-    timing(table)
+            second = next(row, None) if action in self.pairs else None
+            texts.append(str(action) if second is None else f"({action};{second}){PAIR}")
+        return texts
+
+    def __str__(self) -> str:
+        return "\n".join(f"rank {r}: " + " ".join(self.cells(r)) for r in range(self.num_ranks))
+
+
+def make_table(name: str, rows: Sequence[Sequence[Action]], pairs: Iterable[Action] = ()) -> Table:
+    """A table from lists of actions. pairs: forwards that share a cell with the action right after them."""
+    return Table(name, tuple(map(tuple, rows)), frozenset(pairs))
+
+
+def _stuck(table: Table, position: Sequence[int], made: set[Value]) -> TableError:
+    """Follows the waits from a stuck rank until they close a circle or end at a value that nothing makes."""
+    maker = {value: (rank, action) for rank, row in enumerate(table.rows) for action in row for value in makes(action)}
+    rank = next(r for r, row in enumerate(table.rows) if position[r] < len(row))
+    steps: list[tuple[int, Action, Value]] = []
+    while rank not in [step[0] for step in steps]:
+        action = table.rows[rank][position[rank]]
+        missing = next(v for v in needs(action) if v not in made and not is_given(v, table.num_stages))
+        steps.append((rank, action, missing))
+        if missing not in maker:
+            return TableError(
+                f"{table.name}: rank {rank} cannot run {action}: it needs the {missing.kind} before stage "
+                f"{missing.place} of microbatch {missing.microbatch}, which no action makes",
+                [(rank, position[rank])],
+            )
+        rank = maker[missing][0]
+    circle = steps[[step[0] for step in steps].index(rank) :]
+    parts, cycle = [], []
+    for index, (_, action, value) in enumerate(circle):
+        owner, source = maker[value]
+        blocked = circle[(index + 1) % len(circle)][1]
+        parts.append(
+            f"{action} needs {_what(value)} {source}, which rank {owner} runs"
+            + (f" after {blocked}" if blocked != source else " next")
+        )
+        cycle += [action, source]
+    rank, action, _ = circle[0]
+    names = [str(a) for i, a in enumerate(cycle) if i == 0 or a != cycle[i - 1]]
+    if len(circle) > 1:
+        parts[-1] += f": a circle {' <- '.join([*names, *([names[0]] if names[-1] != names[0] else [])])}"
+    else:
+        parts[-1] += " in the same row"
+    places = [(r, position[r]) for r, _, _ in circle]
+    return TableError(f"{table.name}: rank {rank} cannot run {action}: {'; '.join(parts)}", places, cycle)
+
+
+_WORDS = {"activation": "the activation of", "gradient": "the gradient of", "saved": "what is saved by"}
+
+
+def _what(value: Value) -> str:
+    return _WORDS.get(value.kind, "what is kept by")

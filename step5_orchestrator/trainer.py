@@ -9,15 +9,16 @@ from step0_monolith.data import batch, test_set
 from step0_monolith.progress import Progress
 from step0_monolith.result import Result, weights_sha256
 from step0_monolith.update import make_optimizer, step
+from step1_partition.stage import Stage
 from step2_comms.world import World
 from step4_sharded.shard import shard
-from step5_orchestrator.emulate import Milliseconds
+from step5_orchestrator.costs import UNIT_COST, Cost
 from step5_orchestrator.executor import Event
 from step5_orchestrator.gather import gather_parameters
 from step5_orchestrator.global_norm import GlobalNorm
 from step5_orchestrator.pipeline import Pipeline
 from step5_orchestrator.prediction import bubble
-from step5_orchestrator.table import UNIT_COST, Table
+from step5_orchestrator.table import Table
 
 WARM_UP_ITERATIONS = 2
 
@@ -32,12 +33,19 @@ class Trainer:
         table: Table,
         *,
         layers_per_stage: Sequence[int] | None = None,
-        emulate: Milliseconds | None = None,
+        emulate: Cost | None = None,
+        cost: Cost = UNIT_COST,
+        stage_class: type[Stage] = Stage,
     ) -> None:
-        """Builds this rank's stages, opens the pipeline and agrees on all messages of training and evaluation."""
+        """Builds this rank's stages, opens the pipeline and agrees on all messages of training and evaluation.
+
+        emulate: milliseconds that actions and messages take at least. cost: what the prediction takes them to cost when
+        they are not emulated. stage_class: of the stages; a table that splits the backward needs one that can.
+        """
         self.config, self.world, self.table, self._emulate = config, world, table, emulate
+        self.predicted_cost = emulate or cost
         stages = {
-            index: shard(config, table.num_stages, index, layers_per_stage, world.device)
+            index: shard(config, table.num_stages, index, layers_per_stage, world.device, stage_class)
             for index in table.stages_of(world.rank)
         }
         self.pipeline = Pipeline(world, stages, table, seed=config.seed, emulate=emulate)
@@ -84,11 +92,6 @@ class Trainer:
             return None
         inputs, targets = test_set(self.config) if self._reads_data else (None, None)
         return self.pipeline.evaluate(inputs, targets)
-
-    @property
-    def predicted_cost(self) -> dict[str, float]:
-        """What the prediction takes F and B to cost: the emulated times, or 1 and 2."""
-        return dict(self._emulate or UNIT_COST)
 
     @property
     def is_emulated(self) -> bool:

@@ -3,7 +3,7 @@
 from step0_monolith.options import run_program
 from step5_orchestrator.program import train_program
 from step5_orchestrator.trainer import Trainer
-from step6_schedules.schedules import SCHEDULES, ScheduleOptions
+from step6_schedules.job import job_of
 from step6_schedules.timeline import TimelineOptions, draw_timeline
 
 
@@ -18,7 +18,7 @@ def draw(options: TimelineOptions, trainer: Trainer) -> None:
 
 
 def main() -> None:
-    train_program("step6_schedules", __doc__, SCHEDULES, ScheduleOptions, TimelineOptions, draw)
+    train_program(job_of("step6_schedules", __doc__), TimelineOptions, draw)
 
 
 if __name__ == "__main__":

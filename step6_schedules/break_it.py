@@ -16,8 +16,8 @@ from step5_orchestrator.actions import Action, needs
 from step5_orchestrator.executor import Executor
 from step5_orchestrator.lowering import Instruction, Receive, Send
 from step5_orchestrator.program import choose_table
-from step5_orchestrator.trainer import Trainer
-from step6_schedules.schedules import SCHEDULES, ScheduleOptions
+from step6_schedules.choose import ScheduleOptions
+from step6_schedules.job import job_of
 
 CONFIG = ("num_layers", "width", "batch_size", "num_microbatches", "num_iterations", "seed", "data", "dtype", "threads")
 
@@ -49,12 +49,13 @@ def block(executor: Executor) -> None:
 def main() -> None:
     """Trains under a schedule with blocking messages."""
     program = "step6_schedules.break_it"
-    takes = {Config: CONFIG, ScheduleOptions: None, WorldOptions: None}
-    config, schedule, world_options = parse(torchrun_command(program, 2), __doc__, takes)
-    launch = read_launch(program, at_least=2)
-    table = choose_table(SCHEDULES, schedule.schedule, launch, config, PartitionOptions())
+    takes = {Config: CONFIG, ScheduleOptions: None, PartitionOptions: None, WorldOptions: None}
+    config, schedule, parts, world_options = parse(torchrun_command(program, 2), __doc__, takes)
+    launch, job = read_launch(program, at_least=2), job_of(program, __doc__)
+    choice = choose_table(job, schedule, launch, config, parts, None)
     with open_world(launch, world_options, config.threads) as world:
-        trainer = Trainer(config, world, table)
+        table = choice.table(world)
+        trainer = job.trainer(config, world, table, parts)
         block(trainer.pipeline.executor)
         trainer.train()
         if world.rank == 0:

@@ -1,15 +1,16 @@
 """The timeline picture: what the table predicts above what the run measured."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from step0_monolith.files import write_whole
 from step0_monolith.options import Options, option, optional, output_file
+from step5_orchestrator.costs import Cost
 from step5_orchestrator.executor import Event
-from step5_orchestrator.prediction import bubble, peak_in_flight
-from step5_orchestrator.table import Table, timing
+from step5_orchestrator.prediction import bubble, peak_in_flight, timing
+from step5_orchestrator.table import Table
 
 # Blue and orange of Okabe and Ito's palette, told apart by colour-blind readers; B is also darker, for grey prints.
 COLOURS = {"F": "#56b4e9", "B": "#d55e00"}
@@ -25,14 +26,14 @@ class TimelineOptions(Options):
     )
 
 
-def predicted_events(table: Table, cost: Mapping[str, float]) -> list[list[Event]]:
+def predicted_events(table: Table, cost: Cost) -> list[list[Event]]:
     """The table's own timing as one list of events a rank, in the unit of the costs."""
     times = timing(table, cost)
     return [[Event(action, *times[action]) for action in row] for row in table.rows]
 
 
 def draw_timeline(
-    path: Path, table: Table, cost: Mapping[str, float], measured: Sequence[Sequence[Event]], unit: str, note: str = ""
+    path: Path, table: Table, cost: Cost, measured: Sequence[Sequence[Event]], unit: str, note: str = ""
 ) -> None:
     """Writes the picture; needs no display.
 

@@ -15,14 +15,15 @@ from step1_partition.partition import PartitionOptions
 from step2_comms.device import WorldOptions
 from step2_comms.launch import read_launch, torchrun_command
 from step2_comms.world import World, open_world
-from step5_orchestrator.program import check_outputs, choose_table, report
+from step5_orchestrator.costs import costs
+from step5_orchestrator.program import Job, check_outputs, choose_table, report
 from step5_orchestrator.table import Table
-from step5_orchestrator.trainer import Trainer
-from step6_schedules.schedules import SCHEDULES, ScheduleOptions
+from step6_schedules.choose import ScheduleOptions
+from step6_schedules.job import job_of
 from step6_schedules.timeline import TimelineOptions, draw_timeline
 
 STRETCH_ITERATIONS = 12
-STRETCH_COST = {"F": 5.0, "B": 10.0}
+STRETCH_COST = costs(F=5.0, B=10.0)
 
 
 def stretch_config(config: Config) -> Config:
@@ -33,12 +34,10 @@ def stretch_config(config: Config) -> Config:
 
 
 def measure_stretch(
-    config: Config, world: World, table: Table, parts: PartitionOptions, picture: Path | None
+    job: Job, config: Config, world: World, table: Table, parts: PartitionOptions, picture: Path | None
 ) -> Result | None:
     """A few iterations of a run of its own, whose actions take F=5 and B=10 ms at least; the result on rank 0."""
-    trainer = Trainer(
-        stretch_config(config), world, table, layers_per_stage=parts.layers_per_stage, emulate=STRETCH_COST
-    )
+    trainer = job.trainer(stretch_config(config), world, table, parts, emulate=STRETCH_COST)
     trainer.train()
     result, measured = trainer.result(), trainer.timeline()
     if measured is not None and picture is not None:
@@ -53,15 +52,16 @@ def main() -> None:
     program = "step6_schedules.train"
     takes = dict.fromkeys([Config, ScheduleOptions, PartitionOptions, WorldOptions, ResultOptions, TimelineOptions])
     config, schedule, parts, world_options, output, picture = parse(torchrun_command(program), __doc__, takes)
-    launch = read_launch(program)
-    table = choose_table(SCHEDULES, schedule.schedule, launch, config, parts)
+    launch, job = read_launch(program), job_of(program, __doc__)
+    choice = choose_table(job, schedule, launch, config, parts, STRETCH_COST)
     check_outputs(launch, output, picture)
     with open_world(launch, world_options, config.threads) as world:
-        trainer = Trainer(config, world, table, layers_per_stage=parts.layers_per_stage)
+        table = choice.table(world)
+        trainer = job.trainer(config, world, table, parts)
         trainer.train(show=True)
         result = trainer.result()
         trainer.close()
-        stretch = measure_stretch(config, world, table, parts, picture.timeline)
+        stretch = measure_stretch(job, config, world, table, parts, picture.timeline)
     if launch.rank == 0:
         result.bubble = stretch.bubble
         if output.result:

@@ -15,6 +15,7 @@ from step1_partition.stage import Stage
 from step2_comms.channel import Channel
 from step5_orchestrator.actions import Action
 from step5_orchestrator.gather import gather_parameters
+from step5_orchestrator.costs import costs
 from step5_orchestrator.naive import naive
 from step5_orchestrator.pipeline import Pipeline
 from step5_orchestrator.table import make_table
@@ -312,7 +313,7 @@ def results(world, config, schedule, emulate):
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_result_and_events_under_emulation(pool, schedule):
     config = small(num_microbatches=5)
-    (result, timeline), *others = pool.run(4, results, config, schedule, {"F": 2.0, "B": 4.0})
+    (result, timeline), *others = pool.run(4, results, config, schedule, costs(2.0, 4.0))
     assert others == [(None, None)] * 3
     assert result.weights_sha256 == monolith(config).weights_sha256
     assert result.losses == monolith(config).losses

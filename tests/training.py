@@ -10,8 +10,10 @@ from step0_monolith.data import batch
 from step1_partition.partition import bounds, partition, split
 from step1_partition.stage import Stage
 from step5_orchestrator.pipeline import Pipeline
+from step5_orchestrator.table import Table
 from step5_orchestrator.trainer import Trainer
 from step6_schedules.schedules import SCHEDULES
+from step6_schedules.split_backward import SplitStage
 from tests.monolith import assert_same_bits, joined, monolith, named
 
 
@@ -30,21 +32,37 @@ class Trained:
 
 @dataclass(frozen=True)
 class Job:
-    """A config and the schedule to train it under."""
+    """A config and the schedule, by name or as a table, to train it under."""
 
     config: Config
-    schedule: str
+    schedule: str | Table
     layers_per_stage: tuple[int, ...] | None = None
+    num_chunks: int | None = None
 
     def __str__(self) -> str:
         c = self.config
-        return f"{self.schedule} m={c.num_microbatches} {c.optimizer} {c.dtype} {self.layers_per_stage or ''}"
+        name = self.schedule if isinstance(self.schedule, str) else self.schedule.name
+        return f"{name} m={c.num_microbatches} {c.optimizer} {c.dtype} {self.layers_per_stage or ''}"
+
+
+def table_of(job: Job, num_ranks: int) -> Table:
+    """The table that a job trains under."""
+    if isinstance(job.schedule, Table):
+        return job.schedule
+    return SCHEDULES[job.schedule].table(num_ranks, job.config.num_microbatches, job.num_chunks)
+
+
+def stage_class_for(table: Table) -> type[Stage]:
+    """The plain stage, or the one that can split its backward where the table does."""
+    return SplitStage if "W" in table.ops else Stage
 
 
 def train_job(world, job: Job) -> Trained:
     """Trains one job on this rank; the gradients are those of the first iteration."""
-    table = SCHEDULES[job.schedule](world.size, job.config.num_microbatches)
-    trainer = Trainer(job.config, world, table, layers_per_stage=job.layers_per_stage)
+    table = table_of(job, world.size)
+    trainer = Trainer(
+        job.config, world, table, layers_per_stage=job.layers_per_stage, stage_class=stage_class_for(table)
+    )
     trainer.step()
     stages = trainer.pipeline.stages.values()
     gradients = joined([named(s.modules, s.first_layer, gradients=True) for s in stages])
