@@ -20,9 +20,12 @@ class RunError(RuntimeError):
     """A failure while running that is not a bug of ours: a lost peer, a timeout, a damaged file."""
 
 
-def option(default: Any, convert: Callable[[str, Any], Any], help: str) -> Any:
-    """A dataclass field that is also a command-line flag; `convert(flag, value)` returns the value or raises."""
-    return dataclasses.field(default=default, metadata={"convert": convert, "help": help})
+def option(default: Any, convert: Callable[[str, Any], Any], help: str, *, argument: str = "") -> Any:
+    """A dataclass field that is also a command-line flag; `convert(flag, value)` returns the value or raises.
+
+    argument: the name of a positional argument, for a field that is one instead of a flag.
+    """
+    return dataclasses.field(default=default, metadata={"convert": convert, "help": help, "argument": argument})
 
 
 def flag_of(name: str) -> str:
@@ -39,7 +42,8 @@ class Options:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value = field.metadata["convert"](flag_of(field.name), getattr(self, field.name))
+            name = field.metadata["argument"] or flag_of(field.name)
+            value = field.metadata["convert"](name, getattr(self, field.name))
             object.__setattr__(self, field.name, value)
         self.check_together()
 
@@ -135,6 +139,9 @@ def parse(prog: str, description: str, takes: dict[type[Options], Iterable[str] 
         wanted[cls] = [known[name] for name in (known if names is None else names)]
         for field in wanted[cls]:
             choices = getattr(field.metadata["convert"], "names", None)
+            if field.metadata["argument"]:
+                parser.add_argument(field.name, metavar=field.metadata["argument"], help=field.metadata["help"])
+                continue
             text = field.metadata["help"] + ("" if field.default is None else f" (default: {field.default})")
             parser.add_argument(
                 flag_of(field.name),

@@ -1,0 +1,42 @@
+"""A table as text, in time: a line a rank, a column a slot."""
+
+from step5_orchestrator.grid import WIDTH
+from step6_schedules.simulate import Simulation
+
+MAX_PANELS = 24
+
+
+def draw_text(simulation: Simulation, width: int = WIDTH) -> str:
+    """The table's cells where they stand in time, in panels of at most `width` characters, one below the other.
+
+    A column is as long as the shortest action; longer ones go on with `-`, `.` is idle, and `+` joins a paired cell.
+    """
+    table, times = simulation.table, simulation.times
+    unit = min(end - start for start, end in times.values())
+    names = {action: f"{action}+" if action in table.pairs else str(action) for action in times}
+    column = max(map(len, names.values())) + 1
+    label = len(f"rank {table.num_ranks - 1}") + 2
+    columns = max(1, (width - label) // column)
+    length = round(simulation.makespan / unit * column)
+    panels = -(-length // (columns * column))
+    if panels > MAX_PANELS:
+        slots = round(simulation.makespan / unit)
+        return f"(too long to print: {slots} columns; --csv, --json and --png hold it)"
+    lines = []
+    for row in table.rows:
+        line = [". " if i % column == 0 else " " for i in range(length)]
+        line = [text[0] for text in line]
+        for action in row:
+            start, end = (round(moment / unit * column) for moment in times[action])
+            shown = names[action].ljust(end - start - 1, "-")[: max(1, end - start - 1)] + " "
+            line[start:end] = shown.ljust(end - start)[: end - start]
+        lines.append("".join(line))
+    parts = []
+    for panel in range(panels):
+        start = panel * columns * column
+        stop = min(start + columns * column, length)
+        ruler = "".join(f"{place // column:<{5 * column}}" for place in range(start, stop, 5 * column))
+        block = [f"{'slot' if unit == 1 else 'column':<{label}}{ruler}".rstrip()]
+        block += [f"{f'rank {r}':<{label}}{line[start:stop]}".rstrip() for r, line in enumerate(lines)]
+        parts.append("\n".join(block))
+    return "\n\n".join(parts)
