@@ -1,5 +1,7 @@
 """A table as text, in time: a line a rank, a column a slot."""
 
+import math
+
 from step5_orchestrator.grid import WIDTH
 from step6_schedules.simulate import Simulation
 
@@ -17,17 +19,21 @@ def draw_text(simulation: Simulation, width: int = WIDTH) -> str:
     column = max(map(len, names.values())) + 1
     label = len(f"rank {table.num_ranks - 1}") + 2
     columns = max(1, (width - label) // column)
-    length = round(simulation.makespan / unit * column)
+
+    def place(moment: float) -> int:
+        # Rounded up from a half, so that starts at least a column apart stay apart.
+        return math.floor(moment / unit + 0.5 + 1e-9) * column
+
+    length = place(simulation.makespan)
     panels = -(-length // (columns * column))
     if panels > MAX_PANELS:
         slots = round(simulation.makespan / unit)
         return f"(too long to print: {slots} columns; --csv, --json and --png hold it)"
     lines = []
     for row in table.rows:
-        line = [". " if i % column == 0 else " " for i in range(length)]
-        line = [text[0] for text in line]
+        line = list(f"{'.':<{column}}" * (length // column))
         for action in row:
-            start, end = (round(moment / unit * column) for moment in times[action])
+            start, end = map(place, times[action])
             shown = names[action].ljust(end - start - 1, "-")[: max(1, end - start - 1)] + " "
             line[start:end] = shown.ljust(end - start)[: end - start]
         lines.append("".join(line))
@@ -35,7 +41,7 @@ def draw_text(simulation: Simulation, width: int = WIDTH) -> str:
     for panel in range(panels):
         start = panel * columns * column
         stop = min(start + columns * column, length)
-        ruler = "".join(f"{place // column:<{5 * column}}" for place in range(start, stop, 5 * column))
+        ruler = "".join(f"{at // column:<{5 * column}}" for at in range(start, stop, 5 * column))
         block = [f"{'slot' if unit == 1 else 'column':<{label}}{ruler}".rstrip()]
         block += [f"{f'rank {r}':<{label}}{line[start:stop]}".rstrip() for r, line in enumerate(lines)]
         parts.append("\n".join(block))

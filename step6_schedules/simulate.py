@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from step5_orchestrator.actions import Action, ends_flight, is_given, makes, needs
+from step5_orchestrator.actions import Action, ends_flight, is_given, makes, needs, taker
 from step5_orchestrator.costs import UNIT_COST, Cost
 from step5_orchestrator.prediction import Timing, peak_in_flight, span, timing
 from step5_orchestrator.table import Table
@@ -66,12 +66,14 @@ class Simulation:
 
     def _arrival(self, source: Action, at: Action) -> float:
         """When what `source` makes for `at`, or its rank, is there."""
-        end = self.times[source][1]
-        owners = self.table.rank_of_stage
-        if owners[source.stage] == owners[at.stage]:
+        end, owners = self.times[source][1], self.table.rank_of_stage
+        if owners[source.stage] != owners[at.stage]:
+            return end + self.cost.message(max(source.stage, at.stage))
+        if self.cost.overlaps:
             return end
-        boundary = max(source.stage, at.stage)
-        return end + self.cost.message(boundary)
+        takers = [(taker(value), value.place) for value in makes(source)]
+        sent = [place for stage, place in takers if 0 <= stage < len(owners) and owners[stage] != owners[at.stage]]
+        return end + sum(self.cost.message(place) for place in sent)
 
     def memory(self, bytes_of_stage: Sequence[float] | None = None) -> list[list[tuple[float, float]]]:
         """For each rank (time, what it holds from then on): chunk activations, or bytes.
