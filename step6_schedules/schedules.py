@@ -6,8 +6,13 @@ from dataclasses import dataclass
 from step5_orchestrator.costs import UNIT_COST, Cost
 from step5_orchestrator.naive import naive
 from step5_orchestrator.table import Table
+from step6_schedules.bfs import bfs
+from step6_schedules.dual_pipe_v import dualpipe_v
 from step6_schedules.gpipe import gpipe
+from step6_schedules.interleaved import interleaved
 from step6_schedules.one_f_one_b import one_f_one_b
+from step6_schedules.v_shaped import zb_v
+from step6_schedules.zero_bubble import zb_h1, zb_h2
 
 
 @dataclass(frozen=True)
@@ -46,5 +51,11 @@ _ALL = [
     Schedule("naive", naive),
     Schedule("gpipe", gpipe),
     Schedule("1f1b", one_f_one_b),
+    Schedule("interleaved", interleaved, only_chunks=None, default_chunks=2),
+    Schedule("bfs", bfs, only_chunks=None, default_chunks=2),
+    Schedule("zb-h1", zb_h1, splits=True),
+    Schedule("zb-h2", zb_h2, splits=True),
+    Schedule("zb-v", zb_v, only_chunks=2, default_chunks=2, placement="v", splits=True, by_cost=True),
+    Schedule("dualpipe-v", dualpipe_v, only_chunks=2, default_chunks=2, placement="v", splits=True),
 ]
 SCHEDULES = {schedule.name: schedule for schedule in _ALL}

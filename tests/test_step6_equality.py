@@ -5,13 +5,19 @@ import random
 
 import pytest
 
+from step0_monolith.options import UsageError
 from step6_schedules.schedules import SCHEDULES
 from tests.monolith import small
 from tests.training import Job, assert_equals_monolith, train_jobs
 
+# A schedule, and the chunks that each rank has under it.
+VARIANTS = (
+    ("naive", 1), ("gpipe", 1), ("1f1b", 1), ("interleaved", 1), ("interleaved", 2), ("interleaved", 3), ("bfs", 2),
+    ("bfs", 3), ("zb-h1", 1), ("zb-h2", 1), ("zb-v", 2), ("dualpipe-v", 2),
+)  # fmt: skip
 AXES = {
     "num_ranks": (1, 2, 3, 4, 8),
-    "schedule": tuple(SCHEDULES),
+    "variant": VARIANTS,
     "num_microbatches": (1, 2, 3, 5, 8),
     "optimizer": ("sgd", "adam"),
     "dtype": ("float32", "float64", "bfloat16"),
@@ -37,8 +43,17 @@ def pairwise(axes):
 
 
 def job_of(chosen):
-    config = small(**{axis: chosen[axis] for axis in ("num_microbatches", "optimizer", "dtype")})
-    return Job(config, chosen["schedule"])
+    """The training of one combination: 9 layers, or one for each stage where there are more stages.
+
+    dualpipe-v needs at least 2P microbatches: there the axis says how many more it gets.
+    """
+    (schedule, num_chunks), num_ranks = chosen["variant"], chosen["num_ranks"]
+    changes = {axis: chosen[axis] for axis in ("num_microbatches", "optimizer", "dtype")}
+    if schedule == "dualpipe-v":
+        changes["num_microbatches"] += 2 * num_ranks - 1
+        changes["batch_size"] = changes["num_microbatches"] + 5
+    config = small(**changes, num_layers=max(9, num_ranks * num_chunks))
+    return Job(config, schedule, num_chunks=num_chunks)
 
 
 def run_and_compare(pool, num_ranks, jobs, limit):
@@ -56,36 +71,54 @@ def test_pairs_equal_the_monolith(pool, num_ranks):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: f"{variant[0]} V={variant[1]}")
 @pytest.mark.parametrize("num_ranks", AXES["num_ranks"])
-def test_all_equal_the_monolith(pool, num_ranks, schedule):
-    rest = {axis: values for axis, values in AXES.items() if axis not in ("num_ranks", "schedule")}
+def test_all_equal_the_monolith(pool, num_ranks, variant):
+    rest = {axis: values for axis, values in AXES.items() if axis not in ("num_ranks", "variant")}
     jobs = [
-        job_of({"schedule": schedule, **dict(zip(rest, values, strict=True))})
+        job_of({"num_ranks": num_ranks, "variant": variant, **dict(zip(rest, values, strict=True))})
         for values in itertools.product(*rest.values())
     ]
     assert len(jobs) == 30
     run_and_compare(pool, num_ranks, jobs, limit=500)
 
 
+SIZES = {3: [(1, 1, 7), (3, 3, 3), (7, 1, 1)], 6: [(1, 1, 1, 1, 1, 4), (2, 2, 2, 1, 1, 1)]}
+
+
+def admits(schedule, num_ranks, num_microbatches):
+    try:
+        SCHEDULES[schedule](num_ranks, num_microbatches)
+    except UsageError:
+        return False
+    return True
+
+
 def test_even_batches_and_layers_by_hand(pool):
-    config = small(batch_size=8)
+    every = [(s, m) for s in SCHEDULES for m in (1, 2, 4, 8) if admits(s, 3, m)]
     jobs = [
-        Job(small(batch_size=8, num_microbatches=m), schedule, sizes)
-        for (schedule, m), sizes in zip(
-            itertools.product(SCHEDULES, (1, 2, 4, 8)), itertools.cycle([(1, 1, 7), (3, 3, 3), (7, 1, 1)]), strict=False
+        Job(
+            small(batch_size=8, num_microbatches=m),
+            schedule,
+            SIZES[3 * SCHEDULES[schedule].default_chunks][index % 2],
         )
+        for index, (schedule, m) in enumerate(every)
     ]
     run_and_compare(pool, 3, jobs, limit=100)
-    # One loss, whatever the number of microbatches and the schedule.
-    first = [job.config.num_microbatches for job in jobs]
-    assert set(first) == {1, 2, 4, 8}
-    assert config.batch_size == 8
+    assert {job.config.num_microbatches for job in jobs} == {1, 2, 4, 8}
+    assert {job.schedule for job in jobs} == {*SCHEDULES}
 
 
 def test_uneven_batches(pool):
-    jobs = [Job(small(batch_size=rows, num_microbatches=3, dtype="float64"), s) for rows in (7, 8) for s in SCHEDULES]
+    jobs = [
+        Job(small(batch_size=rows, num_microbatches=m, dtype="float64"), s)
+        for rows in (7, 8)
+        for s in SCHEDULES
+        for m in (3, 5)
+        if admits(s, 2, m) and (m == 3 or not admits(s, 2, 3))
+    ]
     run_and_compare(pool, 2, jobs, limit=100)
+    assert {job.schedule for job in jobs} == {*SCHEDULES}
 
 
 def test_the_pairs_really_cover_all_pairs():
