@@ -5,9 +5,9 @@ import random
 
 import pytest
 
-from step0_monolith.options import UsageError
 from step6_schedules.schedules import SCHEDULES
 from tests.monolith import small
+from tests.sizes import admits
 from tests.training import Job, assert_equals_monolith, train_jobs
 
 # A schedule, and the chunks that each rank has under it.
@@ -84,14 +84,6 @@ def test_all_equal_the_monolith(pool, num_ranks, variant):
 
 
 SIZES = {3: [(1, 1, 7), (3, 3, 3), (7, 1, 1)], 6: [(1, 1, 1, 1, 1, 4), (2, 2, 2, 1, 1, 1)]}
-
-
-def admits(schedule, num_ranks, num_microbatches):
-    try:
-        SCHEDULES[schedule](num_ranks, num_microbatches)
-    except UsageError:
-        return False
-    return True
 
 
 def test_even_batches_and_layers_by_hand(pool):

@@ -94,20 +94,21 @@ def assert_equals_monolith(ranks: list[Trained], job: Job) -> None:
 
 
 def run_modules(world, make, sizes, inputs, targets, num_microbatches, schedule, autocast=False, iterations=1):
-    """Runs modules made by `make` under a schedule; returns this rank's loss and gradients by name."""
+    """Runs modules made by `make` under a schedule; returns this rank's loss, and gradients and buffers by name."""
     torch.manual_seed(3)
     modules = make()
-    sizes = sizes or partition(len(modules), world.size)
-    parts, starts = split(modules, sizes), [start for start, _ in bounds(sizes)]
-    stage = Stage(parts[world.rank], starts[world.rank])
     table = SCHEDULES[schedule](world.size, num_microbatches)
+    sizes = sizes or partition(len(modules), table.num_stages)
+    parts, starts = split(modules, sizes), [start for start, _ in bounds(sizes)]
+    stages = {i: stage_class_for(table)(parts[i], starts[i]) for i in table.stages_of(world.rank)}
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        pipeline = Pipeline(world, {world.rank: stage}, table)
+        pipeline = Pipeline(world, stages, table)
         pipeline.open("train", inputs.shape, inputs.dtype)
         for iteration in range(iterations):
             loss = pipeline.run(inputs, targets, iteration)
         pipeline.close()
-    return loss, named(stage.modules, stage.first_layer, gradients=True), buffers_of(stage)
+    gradients = joined([named(s.modules, s.first_layer, gradients=True) for s in stages.values()])
+    return loss, gradients, joined([buffers_of(s) for s in stages.values()])
 
 
 def buffers_of(stage: Stage) -> dict[str, Tensor]:
