@@ -4,6 +4,7 @@ import re
 from typing import NamedTuple
 
 OPS = ("F", "B", "I", "W")
+_CELL = re.compile(rf"([0-9]{{1,9}})({'|'.join(OPS)})([0-9]{{1,9}})")
 
 
 class Action(NamedTuple):
@@ -23,7 +24,7 @@ class Action(NamedTuple):
 
 def parse_action(text: str) -> Action:
     """The action written as `text`. Raises ValueError for anything but a stage, a known op and a microbatch."""
-    match = re.fullmatch(rf"([0-9]{{1,9}})({'|'.join(OPS)})([0-9]{{1,9}})", text)
+    match = _CELL.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is not an action such as 2F0")
     stage, op, microbatch = match.groups()

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from step5_orchestrator.collector import paused_collector
 from step5_orchestrator.costs import UNIT_COST, Cost
 from step5_orchestrator.naive import naive
 from step5_orchestrator.table import Table
@@ -44,7 +45,8 @@ class Schedule:
             keywords["num_chunks"] = num_chunks or self.default_chunks
         if self.by_cost:
             keywords["cost"] = cost
-        return self.write(num_ranks, num_microbatches, **keywords)
+        with paused_collector():
+            return self.write(num_ranks, num_microbatches, **keywords)
 
 
 _ALL = [

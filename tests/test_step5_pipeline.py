@@ -333,12 +333,8 @@ def test_result_and_events_under_emulation(pool, schedule):
     table = SCHEDULES[schedule](4, m)
     assert result.weights_sha256 == monolith(config).weights_sha256
     assert result.losses == monolith(config).losses
-    assert (result.schedule, result.num_ranks, result.num_stages, result.num_microbatches) == (
-        schedule,
-        4,
-        table.num_stages,
-        m,
-    )
+    assert (result.schedule, result.num_ranks, result.num_microbatches) == (schedule, 4, m)
+    assert result.num_stages == table.num_stages
     assert len(result.iteration_seconds) == 5
     assert result.peak_in_flight == peak_in_flight(table)
     message = 13 * config.width * 4  # rows x width x bytes, one way

@@ -184,7 +184,10 @@ def test_a_mistake_under_torchrun_shows_one_line_a_rank_and_no_traceback_of_ours
     assert "exitcode  : 2" in ran.stderr
 
 
-@pytest.mark.parametrize(("schedule", "p", "m"), [("naive", 1, 1), ("1f1b", 2, 2), ("dualpipe-v", 4, 8), ("zb-v", 3, 4), ("1f1b", 16, 64)])
+PICTURES = [("naive", 1, 1), ("1f1b", 2, 2), ("dualpipe-v", 4, 8), ("zb-v", 3, 4), ("1f1b", 16, 64)]
+
+
+@pytest.mark.parametrize(("schedule", "p", "m"), PICTURES)
 def test_the_picture_at_every_size(tmp_path, schedule, p, m):
     table = SCHEDULES[schedule](p, m)
     cost = UNIT_COST
