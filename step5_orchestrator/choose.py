@@ -58,20 +58,25 @@ class ScheduleOptions(Options):
 
 @dataclass(frozen=True)
 class Choice:
-    """A table, or what will make it. The table of a search is made by rank 0 alone and sent to the others."""
+    """A table, or what will make it. The table of a search is made by rank 0 alone and sent to the others.
+
+    say: what rank 0 says about it.
+    """
 
     num_stages: int
     make: Callable[[], Table]
     is_searched: bool = False
+    say: Callable[[Table], str] | None = None
 
     def table(self, world: World) -> Table:
         """The table, the same on every rank; called on every rank."""
-        if not self.is_searched or world.size == 1:
-            return self.make()
         key = world.new_key("table")
-        if world.rank == 0:
+        if world.rank == 0 or not self.is_searched:
             table = self.make()
-            world.store.set(key, json.dumps([[*map(str, row)] for row in table.rows]))
+            if world.rank == 0 and self.say is not None:
+                print(self.say(table), flush=True)
+            if self.is_searched:
+                world.store.set(key, json.dumps([[*map(str, row)] for row in table.rows]))
             return table
         rows = json.loads(world.fetch(key, "the table that rank 0 searches for", 0))
         return make_table("auto", [[parse_action(cell) for cell in row] for row in rows])

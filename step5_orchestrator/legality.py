@@ -1,6 +1,7 @@
 """Which tables can run: complete, each stage on one rank, in a possible order, within the memory."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import islice
 
 from step5_orchestrator.actions import OPS, Action, ends_flight
 from step5_orchestrator.collector import paused_collector
@@ -46,12 +47,12 @@ def _seen_once(table: Table) -> set[Action]:
             if action in seen:
                 places = [(r, i) for r, other in enumerate(table.rows) for i, a in enumerate(other) if a == action]
                 owners = sorted({r for r, _ in places} - {rank})
-                where = f"a second time; rank {owners[0]} has it too" if owners else "a second time"
-                raise TableError(f"{table.name}: rank {rank} has {action} {where}", places)
+                where = f", and rank {owners[0]} has it too" if owners else " a second time"
+                raise TableError(f"{table.name}: rank {rank} has {action}{where}: every action runs once", places)
             if action.op not in OPS or action.stage < 0 or action.microbatch < 0:
                 raise TableError(
-                    f"{table.name}: rank {rank} has {action}, which is no stage and microbatch from 0 on with an op of "
-                    f"{', '.join(OPS)}",
+                    f"{table.name}: rank {rank} has {action}, but an action is a stage from 0 on, one of the ops "
+                    f"{', '.join(OPS)}, and a microbatch from 0 on",
                     [(rank, index)],
                 )
             seen.add(action)
@@ -59,40 +60,70 @@ def _seen_once(table: Table) -> set[Action]:
 
 
 def _complete(table: Table, found: set[Action], rank_of: Sequence[int], forward_only: bool) -> None:
-    lacking: dict[int, list[str]] = {}
-    for stage in range(table.num_stages):
-        for m in range(table.num_microbatches):
-            has_f, has_b, has_i, has_w = ((stage, op, m) in found for op in OPS)
-            if has_b and (has_i or has_w):
-                raise TableError(
-                    f"{table.name}: rank {rank_of[stage]} has {stage}B{m} and {stage}{'I' if has_i else 'W'}{m}; a "
-                    f"backward is whole (B) or split (I and W), not both",
-                    _places(table, rank_of[stage], stage, m, "BIW"),
-                )
-            if forward_only and (has_b or has_i or has_w):
-                raise TableError(f"{table.name}: stage {stage} goes backward on microbatch {m} in a forward-only table")
-            missing = [] if has_f else ["F"]
-            if not forward_only and not has_b:
-                missing += [op for op, has in (("I", has_i), ("W", has_w)) if not has] if has_i or has_w else ["B"]
-            if missing:
-                lacking.setdefault(rank_of[stage], []).extend(f"{stage}{op}{m}" for op in missing)
-    for rank, cells in lacking.items():
-        more = f" and {len(cells) - 5} more" if len(cells) > 5 else ""
-        raise TableError(
-            f"{table.name}: rank {rank} lacks {', '.join(cells[:5])}{more}: every stage goes forward and backward once "
-            f"on each of microbatches 0..{table.num_microbatches - 1}"
-        )
+    ops = [action.op for action in found]
+    wanted = table.num_stages * table.num_microbatches
+    if not forward_only and ops.count("F") == ops.count("B") == wanted == len(ops) / 2:
+        return  # the usual case, quickly: no action occurs twice, so these are all
+    forward, whole, inputs, weights = ({(s, m) for s, o, m in found if o == op} for op in OPS)
+    split = inputs | weights
+    wrong = whole | split if forward_only else whole & split
+    if wrong:
+        stage, m = min(wrong)
+        places = _places(table, lambda a: (a.stage, a.microbatch) == (stage, m) and a.op != "F")
+        rank, index = places[0]
+        if forward_only:
+            has, why = f"{table.rows[rank][index]}", "but a forward-only table goes nowhere backward"
+        else:
+            has = f"{stage}B{m} and {stage}{'I' if (stage, m) in inputs else 'W'}{m}"
+            why = "but a backward is whole (B) or split (I and W)"
+        raise TableError(f"{table.name}: rank {rank} has {has}, {why}", places)
+
+    def lacking(stage: int, m: int) -> list[Action]:
+        key = (stage, m)
+        missing = "" if key in forward else "F"
+        if not forward_only and key not in whole:
+            missing += ("" if key in inputs else "I") + ("" if key in weights else "W") if key in split else "B"
+        return [Action(stage, op, m) for op in missing]
+
+    _lacks_nothing(table, rank_of, lacking, "forward" if forward_only else "forward and backward")
+
+
+def _lacks_nothing(table: Table, rank_of: Sequence[int], lacking: Callable, goes: str) -> None:
+    microbatches = range(table.num_microbatches)
+    # Takes time by the actions that are there, not by the numbers that they name, which one wrong digit makes huge:
+    # each (stage, microbatch) that lacks nothing has its actions in the table, and the search ends at those that lack.
+    first = next((a for stage in range(table.num_stages) for m in microbatches for a in lacking(stage, m)), None)
+    if first is None:
+        return
+    rank = rank_of[first.stage]
+    all_of_rank = (a for stage in table.stages_of(rank) for m in microbatches for a in lacking(stage, m))
+    cells = [str(action) for action in islice(all_of_rank, 6)]
+    if len(cells) == 6:
+        cells[4:] = [f"{cells[4]} and more"]
+    # To mark: what belongs to it, or else the same microbatch elsewhere, or else who names so many microbatches.
+    last, because = len(microbatches) - 1, ""
+    places = _places(table, lambda a: (a.stage, a.microbatch) == (first.stage, first.microbatch))
+    places = places or _places(table, lambda a: a.microbatch == first.microbatch)
+    if not places:
+        places = _places(table, lambda a: a.microbatch == last)[:1]
+        because = "".join(f", and rank {r} has {table.rows[r][i]}" for r, i in places)
+    raise TableError(
+        f"{table.name}: rank {rank} lacks {', '.join(cells)}: every stage goes {goes} once on each of microbatches "
+        f"0..{last}{because}",
+        places,
+    )
 
 
 def _paired(table: Table) -> None:
     for rank, row in enumerate(table.rows if table.pairs else ()):
         for index, action in enumerate(row):
-            if action in table.pairs and (
-                action.op != "F" or index + 1 == len(row) or row[index + 1].op not in ("B", "I")
-            ):
+            if action not in table.pairs:
+                continue
+            second = row[index + 1] if index + 1 < len(row) else None
+            if action.op != "F" or second is None or second.op not in ("B", "I"):
                 raise TableError(
-                    f"{table.name}: rank {rank} pairs {action} with what follows it, but a pair is a forward and then "
-                    f"a backward",
+                    f"{table.name}: rank {rank} pairs {action} with {second or 'nothing'}, but a pair is a forward and "
+                    f"then a backward (B or I)",
                     [(rank, index)],
                 )
 
@@ -110,6 +141,5 @@ def _within(table: Table, caps: Sequence[int]) -> None:
                 )
 
 
-def _places(table: Table, rank: int, stage: int, m: int, ops: str) -> list[tuple[int, int]]:
-    wanted = {(stage, op, m) for op in ops}
-    return [(rank, index) for index, action in enumerate(table.rows[rank]) if action in wanted]
+def _places(table: Table, is_meant: Callable[[Action], bool]) -> list[tuple[int, int]]:
+    return [(r, i) for r, row in enumerate(table.rows) for i, action in enumerate(row) if is_meant(action)]

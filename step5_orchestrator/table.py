@@ -13,8 +13,8 @@ PAIR = "OVERLAP_F_B"
 class TableError(UsageError):
     """A table that cannot be run; the message, one line, names rank, action and reason.
 
-    places: (rank, index in its row) of the actions that it is about; cycle: the actions that wait for each other;
-    table: the one that was refused, once `legality.check` has looked at it.
+    places: (rank, index in its row) of the actions that it is about; cycle: actions of which each waits for the next,
+    and the last for the first; table: the one that was refused, once `legality.check` has looked at it.
     """
 
     table: "Table | None" = None
@@ -62,16 +62,17 @@ class Table:
         """The rank that runs each stage. Raises TableError for a stage that no rank or more than one runs."""
         rank_of: dict[int, int] = {}
         for rank, row in enumerate(self.rows):
-            for index, action in enumerate(row):
+            for action in row:
                 if rank_of.setdefault(action.stage, rank) != rank:
-                    raise TableError(
-                        f"{self.name}: rank {rank} has {action}, but stage {action.stage} is on rank "
-                        f"{rank_of[action.stage]}",
-                        [(rank, index)],
-                    )
+                    raise _on_two_ranks(self, action.stage)
         missing = next((stage for stage in range(self.num_stages) if stage not in rank_of), None)
         if missing is not None:
-            raise TableError(f"{self.name}: no rank has stage {missing} of 0..{self.num_stages - 1}")
+            last = self.num_stages - 1
+            places = [(rank_of[last], i) for i, action in enumerate(self.rows[rank_of[last]]) if action.stage == last]
+            action = self.rows[rank_of[last]][places[0][1]]
+            raise TableError(
+                f"{self.name}: rank {rank_of[last]} has {action}, but no rank has stage {missing} of 0..{last}", places
+            )
         return tuple(rank_of[stage] for stage in range(self.num_stages))
 
     def stages_of(self, rank: int) -> list[int]:
@@ -149,6 +150,16 @@ def make_table(name: str, rows: Sequence[Sequence[Action]], pairs: Iterable[Acti
     return Table(name, tuple(map(tuple, rows)), frozenset(pairs))
 
 
+def _on_two_ranks(table: Table, stage: int) -> TableError:
+    """Names the rank that has the fewest actions of the stage as the one that should have none."""
+    places = {r: [(r, i) for i, a in enumerate(row) if a.stage == stage] for r, row in enumerate(table.rows)}
+    home, *_, stray = sorted((r for r in places if places[r]), key=lambda r: -len(places[r]))
+    rank, index = places[stray][0]
+    return TableError(
+        f"{table.name}: rank {rank} has {table.rows[rank][index]}, but stage {stage} is on rank {home}", places[stray]
+    )
+
+
 def _stuck(table: Table, position: Sequence[int], made: set[Value]) -> TableError:
     """Follows the waits from a stuck rank until they close a circle or end at a value that nothing makes."""
     maker = {value: (rank, action) for rank, row in enumerate(table.rows) for action in row for value in makes(action)}
@@ -174,11 +185,11 @@ def _stuck(table: Table, position: Sequence[int], made: set[Value]) -> TableErro
             f"{action} needs {_what(value)} {source}, which rank {owner} runs"
             + (f" after {blocked}" if blocked != source else " next")
         )
-        cycle += [action, source]
+        # A rank may be stuck at just what another waits for.
+        cycle += [a for a in (action, source) if a not in cycle]
     rank, action, _ = circle[0]
-    names = [str(a) for i, a in enumerate(cycle) if i == 0 or a != cycle[i - 1]]
     if len(circle) > 1:
-        parts[-1] += f": a circle {' <- '.join([*names, *([names[0]] if names[-1] != names[0] else [])])}"
+        parts[-1] += f": a circle {' <- '.join(map(str, [*cycle, cycle[0]]))}"
     else:
         parts[-1] += " in the same row"
     places = [(r, position[r]) for r, _, _ in circle]

@@ -7,6 +7,7 @@ from step5_orchestrator.choose import Choice, caps_of, fixed, name_or_file, read
 from step5_orchestrator.costs import UNIT_COST, Cost, read_costs
 from step5_orchestrator.legality import check
 from step5_orchestrator.table import Table
+from step6_schedules.auto import search_for
 from step6_schedules.placement import placement_of
 from step6_schedules.schedules import SCHEDULES, Schedule
 
@@ -66,8 +67,6 @@ def table_of(name: str, options: TableOptions, num_ranks: int, num_microbatches:
     """
     caps = caps_of(options.memory_cap, num_ranks)
     if name == "auto":
-        from step6_schedules.auto import search_for  # needs all schedules
-
         return search_for(options, num_ranks, num_microbatches, cost, caps)
     if name in SCHEDULES:
         table = named(SCHEDULES[name], options, num_ranks, num_microbatches, cost)

@@ -34,8 +34,7 @@ def draw_text(simulation: Simulation, width: int = WIDTH) -> str:
         line = list(f"{'.':<{column}}" * (length // column))
         for action in row:
             start, end = map(place, times[action])
-            shown = names[action].ljust(end - start - 1, "-")[: max(1, end - start - 1)] + " "
-            line[start:end] = shown.ljust(end - start)[: end - start]
+            line[start:end] = names[action].ljust(end - start - 1, "-" if end - start > column else " ") + " "
         lines.append("".join(line))
     parts = []
     for panel in range(panels):

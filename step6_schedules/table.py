@@ -10,10 +10,10 @@ from pathlib import Path
 
 from step0_monolith.files import check_writable, write_whole
 from step0_monolith.options import UsageError, option, optional, output_file, parse, run_program, whole
-from step5_orchestrator.choose import caps_of, name_or_file, show_refused
+from step5_orchestrator.choose import Choice, caps_of, name_or_file, show_refused
 from step5_orchestrator.costs import Cost
 from step5_orchestrator.spreadsheet import read_csv, write_csv
-from step5_orchestrator.table import Table, TableError
+from step5_orchestrator.table import TableError
 from step6_schedules.choose import NAMES, TableOptions, cost_of, table_of
 from step6_schedules.lower_bound import lower_bound
 from step6_schedules.placement import placement_of
@@ -105,12 +105,15 @@ def _plain(value: float) -> float | int:
 def show(options: PaperOptions) -> None:
     """Prints the table and writes the files that were asked for."""
     cost = cost_of(options)
-    table = table_for(options, cost)
+    choice = choice_for(options, cost)
+    table = choice.make()
     simulation = Simulation(table, cost)
     shortest = lower_bound(table, cost, caps_of(options.memory_cap, table.num_ranks))
     print(draw_text(simulation))
     print()
     print(describe(simulation, shortest))
+    if choice.say is not None:
+        print(choice.say(table))
     if options.csv:
         write_csv(table, options.csv)
     if options.json:
@@ -119,11 +122,11 @@ def show(options: PaperOptions) -> None:
         draw_table(options.png, table, cost)
 
 
-def table_for(options: PaperOptions, cost: Cost) -> Table:
+def choice_for(options: PaperOptions, cost: Cost) -> Choice:
     """The table that was asked for; a refused one is printed with the place marked before the error is raised."""
     try:
         num_ranks, num_microbatches = sizes_of(options)
-        return table_of(options.schedule, options, num_ranks, num_microbatches, cost).make()
+        return table_of(options.schedule, options, num_ranks, num_microbatches, cost)
     except TableError as error:
         show_refused(error)
         raise

@@ -1,0 +1,128 @@
+"""`--schedule auto`: a table that is searched for, and how it compares with the published ones."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from step0_monolith.options import UsageError
+from step5_orchestrator.actions import Action
+from step5_orchestrator.choose import Choice
+from step5_orchestrator.costs import Cost
+from step5_orchestrator.prediction import makespan, peak_in_flight
+from step5_orchestrator.table import Table, make_table
+from step6_schedules.auto_search import search
+from step6_schedules.schedules import SCHEDULES
+
+
+class Wanted(NamedTuple):
+    """What a table is searched for: sizes, placement, whether B is split, costs, and the most each rank may hold."""
+
+    num_ranks: int
+    num_microbatches: int
+    num_chunks: int
+    placement: str
+    splits: bool
+    cost: Cost
+    caps: Sequence[int] | None = None
+
+
+class Published(NamedTuple):
+    """A published schedule's table of the same sizes and placement, with what it takes and holds."""
+
+    table: Table
+    makespan: float
+    peaks: list[int]
+
+
+def split_in_two(table: Table) -> Table:
+    """The same table with each B as an I and, right after it, its W."""
+    rows = [
+        [part for action in row for part in ([action] if action.op != "B" else [*halves(action)])] for row in table.rows
+    ]
+    return make_table(table.name, rows)
+
+
+def halves(action: Action) -> tuple[Action, Action]:
+    """The I and the W of a B."""
+    return action._replace(op="I"), action._replace(op="W")
+
+
+def published(wanted: Wanted) -> list[Published]:
+    """The published schedules that have these chunks and this placement, each with its B split if that is wanted."""
+    found = []
+    for schedule in SCHEDULES.values():
+        is_placed = schedule.placement == wanted.placement or wanted.num_chunks == 1 or wanted.num_ranks == 1
+        if not is_placed or schedule.only_chunks not in (None, wanted.num_chunks):
+            continue
+        if schedule.splits and not wanted.splits:
+            continue
+        try:
+            table = schedule.table(wanted.num_ranks, wanted.num_microbatches, wanted.num_chunks, wanted.cost)
+        except UsageError:
+            continue  # has no table of this size
+        table = split_in_two(table) if wanted.splits else table
+        found.append(Published(table, makespan(table, wanted.cost), peak_in_flight(table)))
+    return found
+
+
+def find(wanted: Wanted) -> Table:
+    """The best table that the search finds: the shortest, and among those one that holds little.
+
+    Never slower than a published one that fits the caps, since the search starts from those. Deterministic: its effort
+    is counted. Raises UsageError when no table fits the caps.
+    """
+    check_caps(wanted)
+    fitting = [each.table for each in published(wanted) if _fits(each.peaks, wanted.caps)]
+    rows = search(wanted, fitting)
+    return make_table("auto", rows)
+
+
+def check_caps(wanted: Wanted) -> None:
+    """Raises UsageError when the caps leave no room for any table."""
+    if wanted.caps is not None and min(wanted.caps) < wanted.num_chunks:
+        rank = min(range(wanted.num_ranks), key=wanted.caps.__getitem__)
+        raise UsageError(
+            f"--memory-cap {min(wanted.caps)}: rank {rank} holds its {wanted.num_chunks} chunks of one microbatch at "
+            f"the same time, so {wanted.num_chunks} is the least"
+        )
+
+
+def _fits(peaks: Sequence[int], caps: Sequence[int] | None) -> bool:
+    return caps is None or all(peak <= cap for peak, cap in zip(peaks, caps, strict=True))
+
+
+def compare(wanted: Wanted, table: Table) -> str:
+    """One sentence: what was found, against the best published schedule of these sizes."""
+    takes, holds = makespan(table, wanted.cost), max(peak_in_flight(table))
+    others = published(wanted)
+    if not others:
+        return f"auto: {takes:g} with {holds} in flight; no published schedule has these chunks and this placement"
+    best = min(others, key=lambda each: (each.makespan, max(each.peaks)))
+    name, theirs = best.table.name, max(best.peaks)
+    same = abs(takes - best.makespan) <= 1e-9 * takes
+    if same and holds == theirs:
+        return f"auto: same as {name}: {takes:g} with {holds} in flight"
+    if same and holds < theirs:
+        return f"auto: beats {name}: {takes:g} with {holds} in flight instead of {theirs}"
+    if takes < best.makespan:
+        return f"auto: beats {name}: {takes:g} with {holds} in flight instead of {best.makespan:g} with {theirs}"
+    return f"auto: {takes:g} with {holds} in flight; {name} takes {best.makespan:g} with {theirs}, beyond the memory cap"
+
+
+def wanted_from(options, num_ranks: int, num_microbatches: int, cost: Cost, caps: Sequence[int] | None) -> Wanted:
+    """What the flags ask for: one chunk in a loop, two in a V, split where the costs name I or W and no B."""
+    placement = options.placement or "loop"
+    num_chunks = options.num_chunks or (2 if placement == "v" else 1)
+    splits = cost.names_split if options.split is None else options.split == "yes"
+    return Wanted(num_ranks, num_microbatches, num_chunks, placement, splits, cost, caps)
+
+
+def search_for(options, num_ranks: int, num_microbatches: int, cost: Cost, caps: Sequence[int] | None) -> Choice:
+    """The choice of a table that rank 0 will search for. Raises UsageError when no table can fit the caps."""
+    wanted = wanted_from(options, num_ranks, num_microbatches, cost, caps)
+    check_caps(wanted)
+    return Choice(
+        num_ranks * wanted.num_chunks,
+        lambda: find(wanted),
+        is_searched=True,
+        say=lambda table: compare(wanted, table),
+    )
