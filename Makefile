@@ -67,7 +67,7 @@ step4: $(READY) ## each rank builds its own stage
 step5: $(READY) ## training from a table of actions
 	$(TORCHRUN) 4 -m step5_orchestrator $(ARGS)
 
-step6: $(READY) ## naive, GPipe and 1F1B
+step6: $(READY) ## 1F1B, or any schedule or table: ARGS="--schedule zb-h1"
 	$(TORCHRUN) 4 -m step6_schedules --schedule 1f1b --emulate F=5,B=10 --num-iterations 20 --timeline timeline.png $(ARGS)
 
 lint: $(READY) ## checks style and format

@@ -12,7 +12,7 @@ from tests.lessons import BadLesson, Block, Page, difference, flags, links, modu
 from tests.ranks import ROOT, run_command
 
 STEP_FOLDERS = sorted(path for path in ROOT.glob("step[0-9]_*") if (path / "__init__.py").exists())
-PAGES = ["README.md", *(f"{folder.name}/README.md" for folder in STEP_FOLDERS)]
+PAGES = ["README.md", *(f"{f.parent.name}/{f.name}" for step in STEP_FOLDERS for f in sorted(step.glob("*.md")))]
 LIMIT = 100
 SLOW_LIMIT = 500
 # Of programs that are not ours and that a page may mention.
