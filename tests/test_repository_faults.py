@@ -20,6 +20,7 @@ class Fault:
     test: str
 
 
+SCHEDULES = "tests/test_step6_schedules.py"
 EQUAL = "tests/test_step6_equality.py::test_uneven_batches"
 FAULTS = [
     Fault(
@@ -66,9 +67,8 @@ FAULTS = [
     ),
     Fault(
         "backwards in descending order", "step6_schedules/phases.py",
-        'Action(rank, "B", m) for m in range(num_microbatches)',
-        'Action(rank, "B", m) for m in (range(num_microbatches) if warmup(rank) < num_microbatches '
-        "else reversed(range(num_microbatches)))",
+        'rank, "B", m) for chunk, m in order]',
+        'rank, "B", m) for chunk, m in (order if warmup(rank) < len(order) else order[::-1])]',
         EQUAL,
     ),
     Fault(
@@ -84,6 +84,34 @@ FAULTS = [
     Fault(
         "evaluation in training mode", "step0_monolith/model.py", "        module.eval()\n", "        pass\n",
         "tests/test_step0_monolith.py::test_evaluation_leaves_everything_as_it_was",
+    ),
+    Fault(
+        "interleaving without groups", "step6_schedules/interleaved.py",
+        "for group in groups(num_ranks, num_microbatches)\n", "for group in [range(num_microbatches)]\n", SCHEDULES,
+    ),
+    Fault(
+        "W one I too early", "step6_schedules/zero_bubble.py", "lag=lambda rank: rank\n",
+        "lag=lambda rank: max(0, rank - 1)\n", SCHEDULES,
+    ),
+    Fault(
+        "a microbatch let go of at I", "step5_orchestrator/actions.py", 'return action.op in ("B", "W")',
+        'return action.op in ("B", "I")', SCHEDULES,
+    ),
+    Fault(
+        "W of another microbatch", "step6_schedules/split_backward.py",
+        "self._kept.pop(microbatch)", "self._kept.pop(max(self._kept))", EQUAL,
+    ),
+    Fault(
+        "a weight gradient of twice its size", "step6_schedules/split_backward.py",
+        "_add(weight, g.t().mm(x))", "_add(weight, 2 * g.t().mm(x))", EQUAL,
+    ),
+    Fault(
+        "messages that take no time", "step5_orchestrator/prediction.py",
+        "travel[boundary] = cost.message(boundary)", "travel[boundary] = 0.0", "tests/test_step6_simulate.py",
+    ),
+    Fault(
+        "a duplicate in a file", "step5_orchestrator/spreadsheet.py", "if action in places:", "if False:",
+        "tests/test_step5_spreadsheet.py",
     ),
 ]  # fmt: skip
 
