@@ -14,8 +14,8 @@ Its rules, all of which NCCL has:
 1. One queue a communicator, sends and receives together, in posting order: an operation starts when all those posted
    before it are done. One that cannot be done yet holds up everything behind it. (torch's NCCL does so for a group
    opened with a device, as step 2 opens it: one communicator and one stream.) Communicators do not hold up each other.
-2. A send is done only when its receive has started on the other rank, at any size, 0 elements too; so a send behind
-   which the peer posts nothing holds up its queue.
+2. A send is done only when its receive has started on the other rank, at any size, 0 elements too; until then it
+   holds up its queue.
 3. The n-th send of a queue meets the peer's n-th receive. Tags are ignored.
 4. What was posted is carried out whether or not anybody calls `wait()`. Waiting twice is harmless.
 5. The group's timeout runs from the moment an operation starts, also while nobody waits. After one failure all
@@ -195,6 +195,8 @@ def under_nccl_rules(world, function: Callable, *arguments) -> object:
 
 def main() -> None:
     """Runs the module named first, with the arguments after it, as `python -m` would, under the rules."""
+    if len(sys.argv) < 2:
+        sys.exit("usage: torchrun ... -m tests.nccl_rules MODULE [its arguments]")
     _, module, *arguments = sys.argv
     sys.argv = [module, *arguments]
     with nccl_rules():
