@@ -9,8 +9,10 @@ from step5_orchestrator.choose import Choice
 from step5_orchestrator.costs import Cost
 from step5_orchestrator.prediction import makespan, peak_in_flight
 from step5_orchestrator.table import Table, make_table
-from step6_schedules.auto_search import search
+from step6_schedules.placement import rank_of_stage
 from step6_schedules.schedules import SCHEDULES
+from step6_schedules.search.problem import Problem, Rows
+from step6_schedules.search.solver import solve
 
 
 class Wanted(NamedTuple):
@@ -23,6 +25,16 @@ class Wanted(NamedTuple):
     splits: bool
     cost: Cost
     caps: Sequence[int] | None = None
+
+    def fits(self, peaks: Sequence[int]) -> bool:
+        """Whether these peaks stay within the caps."""
+        return self.caps is None or all(peak <= cap for peak, cap in zip(peaks, self.caps, strict=True))
+
+    def problem(self) -> Problem:
+        """The same as a search problem."""
+        stages = range(self.num_ranks * self.num_chunks)
+        owners = [rank_of_stage(self.placement, self.num_ranks, stage) for stage in stages]
+        return Problem(owners, self.num_microbatches, self.cost, self.splits, self.caps)
 
 
 class Published(NamedTuple):
@@ -71,9 +83,16 @@ def find(wanted: Wanted) -> Table:
     is counted. Raises UsageError when no table fits the caps.
     """
     check_caps(wanted)
-    fitting = [each.table for each in published(wanted) if _fits(each.peaks, wanted.caps)]
-    rows = search(wanted, fitting)
+    problem = wanted.problem()
+    found = solve(problem, [as_runs(problem, each.table) for each in published(wanted)])
+    num_stages = problem.S
+    rows = [[Action(x % num_stages, problem.ops[x // num_stages], m) for x, m in row] for row in found.rows]
     return make_table("auto", rows)
+
+
+def as_runs(problem: Problem, table: Table) -> Rows:
+    """A table's rows in the search's numbers."""
+    return [[(problem.ops.index(op) * problem.S + stage, m) for stage, op, m in row] for row in table.rows]
 
 
 def check_caps(wanted: Wanted) -> None:
@@ -86,26 +105,32 @@ def check_caps(wanted: Wanted) -> None:
         )
 
 
-def _fits(peaks: Sequence[int], caps: Sequence[int] | None) -> bool:
-    return caps is None or all(peak <= cap for peak, cap in zip(peaks, caps, strict=True))
-
-
 def compare(wanted: Wanted, table: Table) -> str:
-    """One sentence: what was found, against the best published schedule of these sizes."""
+    """One sentence: what was found, against the best published schedule of these sizes that fits the memory."""
     takes, holds = makespan(table, wanted.cost), max(peak_in_flight(table))
     others = published(wanted)
     if not others:
         return f"auto: {takes:g} with {holds} in flight; no published schedule has these chunks and this placement"
-    best = min(others, key=lambda each: (each.makespan, max(each.peaks)))
+    fastest = min(others, key=_by_time)
+    fitting = [each for each in others if wanted.fits(each.peaks)]
+    sentence = "auto: " + (_against(min(fitting, key=_by_time), takes, holds) if fitting else f"{takes:g} with {holds}")
+    if not wanted.fits(fastest.peaks) and fastest.makespan < takes:
+        name, theirs = fastest.table.name, max(fastest.peaks)
+        sentence += f"; {name} takes {fastest.makespan:g} with {theirs}, beyond the memory cap"
+    return sentence
+
+
+def _by_time(each: Published) -> tuple[float, int]:
+    return each.makespan, max(each.peaks)
+
+
+def _against(best: Published, takes: float, holds: int) -> str:
     name, theirs = best.table.name, max(best.peaks)
-    same = abs(takes - best.makespan) <= 1e-9 * takes
-    if same and holds == theirs:
-        return f"auto: same as {name}: {takes:g} with {holds} in flight"
-    if same and holds < theirs:
-        return f"auto: beats {name}: {takes:g} with {holds} in flight instead of {theirs}"
-    if takes < best.makespan:
-        return f"auto: beats {name}: {takes:g} with {holds} in flight instead of {best.makespan:g} with {theirs}"
-    return f"auto: {takes:g} with {holds} in flight; {name} takes {best.makespan:g} with {theirs}, beyond the memory cap"
+    if abs(takes - best.makespan) > 1e-9 * takes:
+        return f"beats {name}: {takes:g} with {holds} in flight instead of {best.makespan:g} with {theirs}"
+    if holds < theirs:
+        return f"beats {name}: {takes:g} with {holds} in flight instead of {theirs}"
+    return f"same as {name}: {takes:g} with {holds} in flight"
 
 
 def wanted_from(options, num_ranks: int, num_microbatches: int, cost: Cost, caps: Sequence[int] | None) -> Wanted:
