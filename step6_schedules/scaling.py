@@ -24,7 +24,7 @@ PHASES = ("build", "check", "lower", "simulate")
 class ScalingOptions(Options):
     """What is measured."""
 
-    schedule: str = option("gpipe", one_of(*SCHEDULES), "name of the schedule")
+    schedule: str = option("interleaved", one_of(*SCHEDULES), "name of the schedule")
     num_ranks: int = option(64, whole(1, 4096), "the largest number of ranks")
     num_microbatches: int = option(1024, whole(1, 100_000), "the largest number of microbatches")
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from step5_orchestrator.actions import Action, ends_flight, is_given, makes, needs, taker
+from step5_orchestrator.collector import paused_collector
 from step5_orchestrator.costs import UNIT_COST, Cost
 from step5_orchestrator.prediction import Timing, peak_in_flight, span, timing
 from step5_orchestrator.table import Table
@@ -47,6 +48,7 @@ class Simulation:
         """
         return max(self.times[row[-1]][1] - self.times[row[0]][0] for row in self.table.rows)
 
+    @paused_collector()
     def critical_path(self) -> list[Action]:
         """Actions from the first start to the last end of which none could be later: shorten one, and perhaps all ends
         sooner. Each waits for the one before it: for its rank, or for what it makes.
@@ -75,6 +77,7 @@ class Simulation:
         sent = [place for stage, place in takers if 0 <= stage < len(owners) and owners[stage] != owners[at.stage]]
         return end + sum(self.cost.message(place) for place in sent)
 
+    @paused_collector()
     def memory(self, bytes_of_stage: Sequence[float] | None = None) -> list[list[tuple[float, float]]]:
         """For each rank (time, what it holds from then on): chunk activations, or bytes.
 

@@ -247,11 +247,9 @@ def test_it_is_deterministic():
         "from step6_schedules.auto import Wanted, find; from step5_orchestrator.costs import costs; "
         "print(find(Wanted(3, 6, 2, 'v', True, costs(1, I=2, W=1), [4] * 3)))"
     )
-    printed = {
-        run_command([sys.executable, "-c", code], environment={"PYTHONHASHSEED": seed}).stdout for seed in ("1", "2")
-    }
-    assert len(printed) == 1
-    assert "rank 2: 2F0" in printed.pop()
+    ran = run_command([sys.executable, "-c", code], environment={"PYTHONHASHSEED": "1"})
+    assert ran.status == 0, ran.text
+    assert ran.stdout == f"{find(Wanted(3, 6, 2, 'v', True, costs(1, I=2, W=1), [4] * 3))}\n"
 
 
 @pytest.mark.slow
@@ -281,8 +279,7 @@ def test_rank_0_searches_and_sends_the_table_to_all(pool):
 FOUND = [
     (chunks, placement, splits, cap)
     for chunks, placement in ((1, "loop"), (2, "loop"), (2, "v"))
-    for splits in (False, True)
-    for cap in (None, chunks + 1)
+    for splits, cap in ((False, None), (True, chunks + 1))
 ]
 
 
