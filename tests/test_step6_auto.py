@@ -245,11 +245,11 @@ def test_the_search_times_tables_as_the_simulator_does():
 def test_it_is_deterministic():
     code = (
         "from step6_schedules.auto import Wanted, find; from step5_orchestrator.costs import costs; "
-        "print(find(Wanted(3, 6, 2, 'v', True, costs(1, I=2, W=1), [4] * 3)))"
+        "print(find(Wanted(3, 4, 2, 'v', True, costs(1, I=2, W=1), [3] * 3)))"
     )
     ran = run_command([sys.executable, "-c", code], environment={"PYTHONHASHSEED": "1"})
     assert ran.status == 0, ran.text
-    assert ran.stdout == f"{find(Wanted(3, 6, 2, 'v', True, costs(1, I=2, W=1), [4] * 3))}\n"
+    assert ran.stdout == f"{find(Wanted(3, 4, 2, 'v', True, costs(1, I=2, W=1), [3] * 3))}\n"
 
 
 @pytest.mark.slow
