@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from step0_monolith.options import UsageError
+from step0_monolith.result import Result
 from step5_orchestrator.actions import Action, Value, is_given, makes, needs, parse_action
 from step5_orchestrator.costs import UNIT_COST, costs
 from step5_orchestrator.emulate import EmulateOptions
@@ -12,6 +13,7 @@ from step5_orchestrator.legality import check
 from step5_orchestrator.lowering import Receive, Send, lower, post_ahead
 from step5_orchestrator.naive import forward_only, naive
 from step5_orchestrator.prediction import bubble, makespan, peak_in_flight, timing
+from step5_orchestrator.program import report
 from step5_orchestrator.table import TableError, make_table
 from step6_schedules.phases import one_stage_a_rank
 from step6_schedules.placement import placement_of
@@ -211,3 +213,14 @@ def test_emulate_reads():
 def test_a_stuck_table_never_reaches_the_ranks():
     with pytest.raises(TableError):
         lower(rows_of("0B0 0F0", "1F0 1B0"))
+
+
+@pytest.mark.parametrize(("rows", "says"), [(["0F0 0F1 0B1 0B0"], True), (["0F0 0F1 0B0 0B1"], False)])
+def test_a_report_says_when_gradients_are_added_in_another_order(rows, says):
+    table = rows_of(*rows)
+    result = Result(
+        schedule="drawn", num_ranks=1, num_stages=1, num_microbatches=2, losses=[1.0], iteration_seconds=[1.0],
+        test_accuracy=None, weights_sha256="00", bubble={"predicted": 0.0, "measured": 0.0}, peak_in_flight=[2],
+        bytes_sent=[0],
+    )  # fmt: skip
+    assert ("adds in another order: the weight gradients of stage 0" in report(result, table, UNIT_COST)) == says

@@ -18,6 +18,7 @@ from step0_monolith.result import read_result
 from step0_monolith.train import result_of, train
 from step5_orchestrator.costs import UNIT_COST, costs
 from step5_orchestrator.executor import Event
+from step5_orchestrator.prediction import bubble, peak_in_flight
 from step6_schedules.schedules import SCHEDULES
 from step6_schedules.timeline import draw_timeline, predicted_events
 from tests.monolith import monolith
@@ -38,7 +39,8 @@ def check_run(num_ranks, schedule, directory, *more):
     expected = monolith(CONFIG)
     assert found.weights_sha256 == expected.weights_sha256
     assert found.losses == expected.losses
-    assert (found.schedule, found.num_ranks, found.num_stages) == (schedule, num_ranks, num_ranks)
+    num_chunks = SCHEDULES[schedule].default_chunks
+    assert (found.schedule, found.num_ranks, found.num_stages) == (schedule, num_ranks, num_ranks * num_chunks)
     assert f"weights sha256 {expected.weights_sha256}" in ran.stdout
     assert ran.stdout.count("weights sha256") == 1
     shown = [line for line in ran.stdout.splitlines() if line.startswith("iteration")]
@@ -59,6 +61,37 @@ def test_1f1b_through_torchrun_equals_the_monolith(tmp_path):
 @pytest.mark.parametrize(("num_ranks", "schedule"), [(1, "1f1b"), (2, "naive"), (3, "gpipe"), (8, "1f1b")])
 def test_schedules_through_torchrun_equal_the_monolith(tmp_path, num_ranks, schedule):
     check_run(num_ranks, schedule, tmp_path, "--emulate", "F=1,B=2")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("num_ranks", "schedule"), [(2, "dualpipe-v"), (3, "zb-h1"), (4, "interleaved"), (4, "zb-v")])
+def test_more_schedules_through_torchrun_equal_the_monolith(tmp_path, num_ranks, schedule):
+    found, ran = check_run(num_ranks, schedule, tmp_path, "--emulate", "F=2,B=4,comm=1")
+    cost = costs(2, 4, comm=1)
+    table = SCHEDULES[schedule].table(num_ranks, 4, None, cost)
+    assert found.peak_in_flight == peak_in_flight(table)
+    assert found.bubble["predicted"] == pytest.approx(bubble(table, cost))
+    assert f"peak in flight: predicted {found.peak_in_flight}, measured {found.peak_in_flight}" in ran.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["step5_orchestrator", "step6_schedules"])
+def test_a_table_from_a_file_trains_through_torchrun(tmp_path, module):
+    path, result = tmp_path / "my table.csv", tmp_path / "r.json"
+    path.write_text("0F0;0F1;0B0;0F2;0B1;0F3;0B2;0B3;\r\n;1F0;1B0;1F1;1B1;1F2;1B2;1F3;1B3\r\n", encoding="utf-8-sig")
+    ran = torchrun(2, module, *SIZES, "--schedule", path, "--memory-cap", "2", "--result", result)
+    assert ran.status == 0, ran.text
+    assert read_result(result).weights_sha256 == monolith(CONFIG).weights_sha256
+    assert (read_result(result).schedule, read_result(result).peak_in_flight) == ("my table.csv", [2, 1])
+
+
+@pytest.mark.slow
+def test_the_main_job_takes_a_schedule_that_splits(tmp_path):
+    flags = ["--num-iterations", 6, "--schedule", "zb-v", "--timeline", tmp_path / "t.png"]
+    ran = torchrun(2, "step6_schedules.train", *flags)
+    assert ran.status == 0, ran.text
+    assert "schedule zb-v: 2 ranks, 2 chunks a rank, 8 microbatches" in ran.stdout
+    assert "equal to the monolith, bit for bit: 6 losses and all final weights" in ran.stdout
 
 
 @pytest.mark.slow
@@ -149,6 +182,19 @@ BAD = [
     (step6, ["--nonsense"], "unrecognized arguments: --nonsense"),
     (step6, ["extra"], "unrecognized arguments: extra"),
     (step5, ["--timeline", "t.png"], "unrecognized arguments"),
+    (step5, ["--num-chunks", "2"], "unrecognized arguments"),
+    (step5, ["--schedule", "absent.csv"], "absent.csv"),
+    (step5, ["--memory-cap", "1,1,1"], "--memory-cap has 3 numbers; give one, or one for each of the 4 ranks"),
+    (step6, ["--schedule", "gpipe", "--memory-cap", "7"], "gpipe: rank 0 holds 8 chunk activations after 0F7"),
+    (step6, ["--schedule", "interleaved", "--num-chunks", "3"], "8 layers cannot fill 12 stages"),
+    (step6, ["--schedule", "zb-v", "--num-chunks", "1"], "--num-chunks 1: zb-v has 2 chunks a rank"),
+    (step6, ["--schedule", "zb-v", "--placement", "loop"], "--placement loop: zb-v is placed v"),
+    (step6, ["--schedule", "dualpipe-v", "--num-microbatches", "7"], "dualpipe-v needs at least twice as many"),
+    (step6, ["--schedule", "auto", "--num-chunks", "2", "--memory-cap", "1"], "so 2 is the least"),
+    (step6, ["--schedule", "zb-h1", "--split", "no"], "--split no: zb-h1 splits the backward"),
+    (step6, ["--split", "maybe"], "--split 'maybe' is unknown; choose one of: yes, no"),
+    (step6, ["--cost", "F=1"], "--cost 'F=1' must name F and B"),
+    (main_job, ["--schedule", "step6_schedules/broken.csv"], "broken.csv: rank 2 cannot run 2B2"),
 ]
 
 
