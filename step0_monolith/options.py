@@ -70,16 +70,18 @@ def whole(minimum: int, maximum: int | None = None) -> Callable[[str, Any], int]
     return convert
 
 
-def number(above: float = -math.inf, at_most: float = math.inf) -> Callable[[str, Any], float]:
-    """A finite number greater than `above`, and not greater than `at_most`."""
+def number(above: float = -math.inf, at_most: float = math.inf, or_equal: bool = False) -> Callable[[str, Any], float]:
+    """A finite number greater than `above` (with `or_equal` also equal to it), and not greater than `at_most`."""
 
     def convert(flag: str, value: Any) -> float:
         try:
-            result = float(value)
+            # float() alone would also take "1_0" and digits of other scripts.
+            result = float("x" if isinstance(value, str) and ("_" in value or not value.isascii()) else value)
         except (TypeError, ValueError):
             raise UsageError(f"{flag} must be a number, not {value!r}") from None
-        if not math.isfinite(result) or result <= above:
-            raise UsageError(f"{flag} must be a finite number above {above:g}, not {value}")
+        if not math.isfinite(result) or result < above or (result == above and not or_equal):
+            words = "not below" if or_equal else "above"
+            raise UsageError(f"{flag} must be a finite number {words} {above:g}, not {value}")
         if result > at_most:
             raise UsageError(f"{flag} must be at most {at_most:g}, not {value}")
         return result
@@ -159,9 +161,13 @@ def run_program(main: Callable[[], None]) -> None:
     UsageError ends with status 2, RunError with 1, an interrupt with 130; anything else is a bug and keeps its
     traceback.
     """
+    if sys.stdout is not None:  # None where it was closed
+        # A name that the terminal's encoding lacks is shown with escapes.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         main()
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except UsageError as error:
         _say(error)
         sys.exit(2)

@@ -42,7 +42,8 @@ def _check_stages(num_layers: int, num_stages: int) -> None:
         raise UsageError(f"{num_stages} stages: there must be at least 1")
     if num_layers < num_stages:
         raise UsageError(
-            f"{num_layers} layers cannot fill {num_stages} stages; raise --num-layers or use at most {num_layers} ranks"
+            f"{num_layers} layers cannot fill {num_stages} stages; raise --num-layers to at least {num_stages}, or use "
+            f"fewer ranks or chunks"
         )
 
 

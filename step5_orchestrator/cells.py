@@ -86,4 +86,7 @@ def _why_not(text: str) -> str:
         return f"the stage is missing; write it first, as in 0{text}"
     if found := re.fullmatch(r"[0-9]+([A-Za-z_]+)[0-9]*", text):
         return f"the op {shown(found[1])} is unknown; write one of F, B, I and W"
-    return "this is no action; write stage, op (F, B, I or W) and microbatch, such as 2F0, or leave the cell blank"
+    return (
+        "this is no action; write stage, op (F, B, I or W) and microbatch, such as 2F0, or leave the cell blank; leave "
+        "out headings and the ranks' labels"
+    )

@@ -60,13 +60,14 @@ class ScheduleOptions(Options):
 class Choice:
     """A table, or what will make it. The table of a search is made by rank 0 alone and sent to the others.
 
-    say: what rank 0 says about it.
+    say: what rank 0 says about it. bound: a makespan that the search has proved to be the least, once it is made.
     """
 
     num_stages: int
     make: Callable[[], Table]
     is_searched: bool = False
     say: Callable[[Table], str] | None = None
+    bound: Callable[[], float] | None = None
 
     def table(self, world: World) -> Table:
         """The table, the same on every rank; called on every rank."""

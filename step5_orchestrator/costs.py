@@ -6,16 +6,18 @@ from dataclasses import dataclass, replace
 from step0_monolith.options import UsageError, number
 from step5_orchestrator.actions import OPS, Action
 
+LEAST = 1e-6
+
 
 @dataclass(frozen=True)
 class Cost:
     """Times of one unit, slots or milliseconds.
 
-    F, B, I, W: of one action of that op on one stage; named: those that were given, the others follow (B = I + W; I
-    and W half of B each). comm: a message between two ranks travels that long, plus message_bytes / bandwidth (bytes a
-    unit of time); message_bytes: one number, or one for each boundary 1 .. S-1. overlaps: whether the sender goes on
-    with its next action meanwhile; otherwise the message occupies it. stage_factors: for uneven stages, what each
-    stage's actions take more or less.
+    F, B, I, W: of one action of that op on one stage. named: the ops whose times were given; the others were made from
+    them (B = I + W; I and W half of B each). comm: a message between two ranks travels that long, plus message_bytes /
+    bandwidth (bytes a unit of time); message_bytes: one number, or one for each boundary 1 .. S-1. overlaps: whether
+    the sender goes on with its next action meanwhile; otherwise the message occupies it. stage_factors: for uneven
+    stages, what each stage's actions take more or less.
     """
 
     F: float = 1.0
@@ -81,18 +83,10 @@ def read_costs(flag: str, value: "str | Cost", example: str = "F=1,B=2", at_most
         if name not in (*OPS, "comm") or not sign or name in given:
             known = ", ".join(f"{each}=number" for each in (*OPS, "comm"))
             raise UsageError(f"{flag} {value!r}: {part!r} is not one of {known}, each once")
-        if name == "comm" and _is_zero(text):
-            given[name] = 0.0
-        else:
-            given[name] = number(above=0, at_most=at_most)(f"{flag} {name}", text)
+        given[name] = number(0, at_most, or_equal=name == "comm")(f"{flag} {name}", text)
+        if name != "comm" and given[name] < LEAST:
+            raise UsageError(f"{flag} {name} must be at least {LEAST:g}, not {text}; choose a smaller unit")
     split = "I" in given and "W" in given
     if "F" not in given or not ("B" in given or split):
         raise UsageError(f"{flag} {value!r} must name F and B, or F, I and W, such as {example}")
     return costs(**given)
-
-
-def _is_zero(text: str) -> bool:
-    try:
-        return float(text) == 0
-    except ValueError:
-        return False

@@ -35,7 +35,7 @@ def _check(table: Table, caps: Sequence[int] | None, forward_only: bool) -> None
         raise TableError(f"{table.name}: rank {empty} has no action, and each of the {table.num_ranks} ranks needs one")
     _complete(table, found, rank_of, forward_only)
     _paired(table)
-    _ = table.order
+    _ = table.order  # raises where there is none
     if caps is not None:
         _within(table, caps)
 

@@ -19,6 +19,7 @@ from step5_orchestrator.emulate import EmulateOptions
 from step5_orchestrator.prediction import peak_in_flight
 from step5_orchestrator.table import Table, TableError
 from step5_orchestrator.trainer import Trainer
+from step5_orchestrator.words import counted, named
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,12 @@ class Job:
 def report(result: Result, table: Table, cost: Cost) -> str:
     """What a run says at its end."""
     chunks = result.num_stages / result.num_ranks
+    several = "" if chunks == 1 else f"{counted(int(chunks), 'chunk')} a rank, "
+    if chunks != int(chunks):
+        several = f"{counted(result.num_stages, 'stage')}, "
     lines = [
-        f"schedule {result.schedule}: {result.num_ranks} ranks, "
-        + (f"{chunks:g} chunks a rank, " if chunks != 1 else "")
-        + f"{result.num_microbatches} microbatches",
+        f"schedule {result.schedule}: {counted(result.num_ranks, 'rank')}, {several}"
+        f"{counted(result.num_microbatches, 'microbatch')}",
         f"bubble: predicted {result.bubble['predicted']:.3f} ({cost.text(table.ops)}), "
         f"measured {result.bubble['measured']:.3f}",
         f"peak in flight: predicted {peak_in_flight(table)}, measured {result.peak_in_flight}",
@@ -56,10 +59,8 @@ def report(result: Result, table: Table, cost: Cost) -> str:
     if result.test_accuracy is not None:
         lines.append(f"test accuracy {result.test_accuracy:.4f}")
     if table.unordered_stages:
-        stages = ", ".join(map(str, table.unordered_stages))
-        lines.append(
-            f"adds in another order: the weight gradients of stage {stages}, so the bits are not the monolith's"
-        )
+        stages = named("stage", table.unordered_stages)
+        lines.append(f"adds in another order: the weight gradients of {stages}, so the bits may not be the monolith's")
     return "\n".join([*lines, f"weights sha256 {result.weights_sha256}"])
 
 

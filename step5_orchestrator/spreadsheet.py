@@ -15,6 +15,7 @@ from step5_orchestrator.cells import Place, read_cell, shown
 from step5_orchestrator.collector import paused_collector
 from step5_orchestrator.csv_file import records
 from step5_orchestrator.table import Table, make_table
+from step5_orchestrator.words import printable
 
 MAX_COLUMNS = 16_384  # what spreadsheet programs can show
 
@@ -65,7 +66,7 @@ def read_csv(path: Path | str, num_ranks: int | None = None, num_microbatches: i
             blank_lines += 1
     _check_rows(path, len(rows), num_ranks)
     _check_range(path, places, num_microbatches)
-    return make_table(path.name, rows, pairs)
+    return make_table(printable(path.name), rows, pairs)
 
 
 def _check_rows(path: Path, num_rows: int, num_ranks: int | None) -> None:

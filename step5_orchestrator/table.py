@@ -120,7 +120,7 @@ class Table:
     def unordered_stages(self) -> tuple[int, ...]:
         """The stages that add their weight gradients in another order than microbatch 0, 1, 2, ...
 
-        Floating-point sums depend on their order, so only the other stages end with the monolith's bits.
+        Floating-point sums depend on their order, so only the other stages are sure to end with the monolith's bits.
         """
         latest: dict[int, int] = {}
         found = set()
@@ -155,9 +155,15 @@ def _on_two_ranks(table: Table, stage: int) -> TableError:
     places = {r: [(r, i) for i, a in enumerate(row) if a.stage == stage] for r, row in enumerate(table.rows)}
     home, *_, stray = sorted((r for r in places if places[r]), key=lambda r: -len(places[r]))
     rank, index = places[stray][0]
-    return TableError(
-        f"{table.name}: rank {rank} has {table.rows[rank][index]}, but stage {stage} is on rank {home}", places[stray]
-    )
+    action = table.rows[rank][index]
+    if len(places[home]) == len(places[stray]):
+        other = table.rows[home][places[home][0][1]]
+        return TableError(
+            f"{table.name}: rank {home} has {other} and rank {rank} has {action}, but a stage is on one rank; give "
+            f"both to the same",
+            [*places[home], *places[stray]],
+        )
+    return TableError(f"{table.name}: rank {rank} has {action}, but stage {stage} is on rank {home}", places[stray])
 
 
 def _stuck(table: Table, position: Sequence[int], made: set[Value]) -> TableError:

@@ -9,10 +9,13 @@ from step5_orchestrator.choose import Choice
 from step5_orchestrator.costs import Cost
 from step5_orchestrator.prediction import makespan, peak_in_flight
 from step5_orchestrator.table import Table, make_table
+from step5_orchestrator.words import counted
 from step6_schedules.placement import rank_of_stage
 from step6_schedules.schedules import SCHEDULES
 from step6_schedules.search.problem import Problem, Rows
 from step6_schedules.search.solver import solve
+
+MAX_ACTIONS = 300_000
 
 
 class Wanted(NamedTuple):
@@ -38,8 +41,13 @@ class Wanted(NamedTuple):
 
 
 class Published(NamedTuple):
-    """A published schedule's table of the same sizes and placement, with what it takes and holds."""
+    """A published schedule's table of the same sizes and placement, with what it takes and holds.
 
+    changes: in how many ways it differs from the schedule as it is by default; the name says which.
+    """
+
+    name: str
+    changes: int
     table: Table
     makespan: float
     peaks: list[int]
@@ -59,7 +67,7 @@ def halves(action: Action) -> tuple[Action, Action]:
 
 
 def published(wanted: Wanted) -> list[Published]:
-    """The published schedules that have these chunks and this placement, each with its B split if that is wanted."""
+    """The published schedules that have these chunks and this placement; where B is to be split, with B split too."""
     found = []
     for schedule in SCHEDULES.values():
         is_placed = schedule.placement == wanted.placement or wanted.num_chunks == 1 or wanted.num_ranks == 1
@@ -71,23 +79,43 @@ def published(wanted: Wanted) -> list[Published]:
             table = schedule.table(wanted.num_ranks, wanted.num_microbatches, wanted.num_chunks, wanted.cost)
         except UsageError:
             continue  # has no table of this size
-        table = split_in_two(table) if wanted.splits else table
-        found.append(Published(table, makespan(table, wanted.cost), peak_in_flight(table)))
+        changes = [f"with {counted(wanted.num_chunks, 'chunk')}"] * (wanted.num_chunks != schedule.default_chunks)
+        found.append(_published(schedule.name, changes, table, wanted.cost))
+        if wanted.splits and "B" in table.ops:
+            changes = [*changes, "with its backward split"]
+            found.append(_published(schedule.name, changes, split_in_two(table), wanted.cost))
     return found
 
 
-def find(wanted: Wanted) -> Table:
-    """The best table that the search finds: the shortest, and among those one that holds little.
+def _published(name: str, changes: Sequence[str], table: Table, cost: Cost) -> Published:
+    named = " ".join([name, " and ".join(changes)]).strip()
+    return Published(named, len(changes), table, makespan(table, cost), peak_in_flight(table))
 
-    Never slower than a published one that fits the caps, since the search starts from those. Deterministic: its effort
+
+def find(wanted: Wanted) -> Table:
+    """The best table that the search finds, see `find_and_prove`."""
+    return find_and_prove(wanted)[0]
+
+
+def find_and_prove(wanted: Wanted, others: Sequence[Published] | None = None) -> tuple[Table, float]:
+    """The best table that the search finds, the shortest and among those one that holds little; and a lower bound.
+
+    The bound is the makespan itself where the search has gone through everything that could be shorter. The table is
+    never slower than a published one that fits the caps, since the search starts from those. Deterministic: its effort
     is counted. Raises UsageError when no table fits the caps.
     """
     check_caps(wanted)
     problem = wanted.problem()
-    found = solve(problem, [as_runs(problem, each.table) for each in published(wanted)])
+    others = published(wanted) if others is None else others
+    searchable = [each.table for each in others if set(each.table.ops) == set(problem.ops)]
+    found = solve(problem, [as_runs(problem, table) for table in searchable])
+    # Where B takes less than I and W together, one that keeps some B may be the shortest.
+    best = min((each for each in others if wanted.fits(each.peaks)), key=_by_time, default=None)
+    if best is not None and best.makespan < found.makespan * (1 - 1e-9):
+        return make_table("auto", best.table.rows), 0.0
     num_stages = problem.S
     rows = [[Action(x % num_stages, problem.ops[x // num_stages], m) for x, m in row] for row in found.rows]
-    return make_table("auto", rows)
+    return make_table("auto", rows), found.bound
 
 
 def as_runs(problem: Problem, table: Table) -> Rows:
@@ -105,27 +133,29 @@ def check_caps(wanted: Wanted) -> None:
         )
 
 
-def compare(wanted: Wanted, table: Table) -> str:
+def compare(wanted: Wanted, table: Table, others: Sequence[Published] | None = None) -> str:
     """One sentence: what was found, against the best published schedule of these sizes that fits the memory."""
     takes, holds = makespan(table, wanted.cost), max(peak_in_flight(table))
-    others = published(wanted)
+    others = published(wanted) if others is None else others
     if not others:
         return f"auto: {takes:g} with {holds} in flight; no published schedule has these chunks and this placement"
     fastest = min(others, key=_by_time)
     fitting = [each for each in others if wanted.fits(each.peaks)]
-    sentence = "auto: " + (_against(min(fitting, key=_by_time), takes, holds) if fitting else f"{takes:g} with {holds}")
+    sentence = "auto: " + (
+        _against(min(fitting, key=_by_time), takes, holds) if fitting else f"{takes:g} with {holds} in flight"
+    )
     if not wanted.fits(fastest.peaks) and fastest.makespan < takes:
-        name, theirs = fastest.table.name, max(fastest.peaks)
+        name, theirs = fastest.name, max(fastest.peaks)
         sentence += f"; {name} takes {fastest.makespan:g} with {theirs}, beyond the memory cap"
     return sentence
 
 
-def _by_time(each: Published) -> tuple[float, int]:
-    return each.makespan, max(each.peaks)
+def _by_time(each: Published) -> tuple[float, int, int]:
+    return each.makespan, max(each.peaks), each.changes
 
 
 def _against(best: Published, takes: float, holds: int) -> str:
-    name, theirs = best.table.name, max(best.peaks)
+    name, theirs = best.name, max(best.peaks)
     if abs(takes - best.makespan) > 1e-9 * takes:
         return f"beats {name}: {takes:g} with {holds} in flight instead of {best.makespan:g} with {theirs}"
     if holds < theirs:
@@ -145,9 +175,20 @@ def search_for(options, num_ranks: int, num_microbatches: int, cost: Cost, caps:
     """The choice of a table that rank 0 will search for. Raises UsageError when no table can fit the caps."""
     wanted = wanted_from(options, num_ranks, num_microbatches, cost, caps)
     check_caps(wanted)
+    num_stages = num_ranks * wanted.num_chunks
+    actions = num_stages * num_microbatches * (3 if wanted.splits else 2)
+    if actions > MAX_ACTIONS:
+        raise UsageError(
+            f"auto looks through tables of up to {MAX_ACTIONS} actions, and this one has {actions}; take fewer"
+        )
+    known: dict[str, list[Published]] = {}
+    proved = [0.0]
+
+    def make() -> Table:
+        known["others"] = published(wanted)
+        table, proved[0] = find_and_prove(wanted, known["others"])
+        return table
+
     return Choice(
-        num_ranks * wanted.num_chunks,
-        lambda: find(wanted),
-        is_searched=True,
-        say=lambda table: compare(wanted, table),
+        num_stages, make, True, say=lambda table: compare(wanted, table, known["others"]), bound=lambda: proved[0]
     )

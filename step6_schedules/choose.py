@@ -84,13 +84,14 @@ def named(schedule: Schedule, options: TableOptions, num_ranks: int, num_microba
     if schedule.only_chunks is not None and chunks != schedule.only_chunks:
         raise UsageError(
             f"--num-chunks {chunks}: {schedule.name} has {schedule.only_chunks} chunk"
-            f"{'s' if schedule.only_chunks > 1 else ''} a rank; leave the flag away, or choose among "
+            f"{'s' if schedule.only_chunks > 1 else ''} a rank; leave the flag out, or choose among "
             f"{', '.join(s.name for s in SCHEDULES.values() if s.only_chunks in (None, chunks))}, auto"
         )
     if options.placement not in (None, schedule.placement):
+        others = ", ".join(s.name for s in SCHEDULES.values() if s.placement == options.placement)
         raise UsageError(
-            f"--placement {options.placement}: {schedule.name} is placed {schedule.placement}; leave the flag away, or "
-            f"choose among {', '.join(s.name for s in SCHEDULES.values() if s.placement == options.placement)}, auto"
+            f"--placement {options.placement}: {schedule.name} has its stages in a {schedule.placement}; leave the "
+            f"flag out, or choose among {others}, auto"
         )
     return schedule.table(num_ranks, num_microbatches, chunks, cost)
 
@@ -112,5 +113,5 @@ def _splits(table: Table, options: TableOptions) -> None:
     if options.split not in (None, does):
         verb = "splits" if does == "yes" else "does not split"
         raise UsageError(
-            f"--split {options.split}: {table.name} {verb} the backward; leave the flag away, or choose auto"
+            f"--split {options.split}: {table.name} {verb} the backward; leave the flag out, or choose auto"
         )

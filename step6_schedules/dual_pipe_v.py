@@ -3,6 +3,7 @@
 from itertools import pairwise
 
 from step5_orchestrator.table import Table, TableError, make_table
+from step5_orchestrator.words import counted
 from step6_schedules.phases import v_row
 
 
@@ -17,25 +18,26 @@ def dualpipe_v(num_ranks: int, num_microbatches: int) -> Table:
     P, M = num_ranks, num_microbatches
     if M < 2 * P:
         raise TableError(
-            f"dualpipe-v needs at least twice as many microbatches as ranks: {2 * P} for {P} ranks, but there are {M}"
+            f"dualpipe-v needs at least twice as many microbatches as ranks: {2 * P} for {counted(P, 'rank')}, not {M}"
         )
     rows, pairs = [], []
     for rank in range(P):
-        whole, odd = divmod(rank + 1, 2)
+        # The sixth phase has rank + 1 rounds; from its middle on, backwards are split.
+        rounds, is_odd = divmod(rank + 1, 2)
         row = v_row(
             rank,
             P,
             M,
-            (2 * (P - 1 - rank), "F0"),
-            (rank + 1, "F0 F1"),
-            (P - 1 - rank, "I1 W F1"),
-            (M - 2 * P + rank + 1, "F0 B1 F1 B0"),
-            (P - 1 - rank, "B1 F1 B0"),
-            (whole, "B1 B0"),
-            (odd, "B1 I0"),
-            (whole, "I1 I0"),
-            (P - 1 - rank, "W I0"),
-            (rank + 1, "W"),
+            (2 * (P - 1 - rank), "Fa"),  # 1: forwards go down to the last rank
+            (rank + 1, "Fa Fb"),  # 2: and come up again
+            (P - 1 - rank, "Ib W Fb"),  # 3: the first gradients; I at once, W while the rank waits
+            (M - 2 * P + rank + 1, "Fa Bb Fb Ba"),  # 4: steady, in pairs
+            (P - 1 - rank, "Bb Fb Ba"),  # 5: chunk a has no forward left
+            (rounds, "Bb Ba"),  # 6: no chunk has
+            (is_odd, "Bb Ia"),
+            (rounds, "Ib Ia"),
+            (P - 1 - rank, "W Ia"),  # 7: the last gradients of chunk a, with W in between
+            (rank + 1, "W"),  # 8
         )
         rows.append(row)
         paired = [action for action, following in pairwise(row) if action.op == "F" and following.op == "B"]

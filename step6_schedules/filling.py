@@ -50,14 +50,17 @@ def fill_with_weights(name: str, rows: Sequence[Sequence[Action]], cap: int, cos
                 break
         stage, op, m = action
         if later[rank] and (missing or start > now or (op == "F" and held[rank] >= cap)):
+            # It would wait, and has a W to do meanwhile.
             action = later[rank].popleft()
             stage, op, m = action
             held[rank] -= 1
         elif missing:
+            # Nothing to do: it sleeps until another rank makes the value.
             heapq.heappop(turns)
             waiting[missing] = (now, rank)
             continue
         elif start > now:
+            # The value is on its way: the rank has its turn again when it is there.
             heapq.heapreplace(turns, (start, rank))
             continue
         else:

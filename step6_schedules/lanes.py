@@ -10,7 +10,7 @@ from step5_orchestrator.table import Table
 COLOURS = {"F": "#9fd6f5", "I": "#e69f00", "W": "#009e73", "B": "#c24f00"}
 NAMES = {"F": "forward", "B": "backward", "I": "backward for the input", "W": "backward for the weights"}
 LIGHT_TEXT = ("B", "W")
-LATER_CHUNK = 0.55  # how opaque the bars of a rank's later chunks are
+PALEST = 0.5  # how opaque the bars of a rank's last chunk are; those between go from 1 to that
 
 
 def draw_lanes(axes, table: Table, rows: Sequence[Sequence[Event]], title: str, label: str, shown: float) -> None:
@@ -19,14 +19,16 @@ def draw_lanes(axes, table: Table, rows: Sequence[Sequence[Event]], title: str, 
     numbered = _wide_enough(rows, shown)
     for rank, row in enumerate(rows):
         axes.barh(rank, end, height=0.8, color="#eeeeee", zorder=0)
-        first = table.stages_of(rank)[0]
-        line = min(0.5, 60 / len(row))
+        stages = table.stages_of(rank)
+        first = stages[0]
+        # An edge of a fixed width would take most of a thin bar, and look like idle time.
+        line = 0.5 if len(row) < 120 else 0.0
         for op in table.ops:
-            for is_later in (False, True):
+            for chunk, stage in enumerate(stages):
                 # One collection for all such cells: a bar of its own for each of thousands would take seconds.
-                cells = [(a, b - a) for action, a, b in row if action.op == op and (action.stage != first) == is_later]
+                cells = [(a, b - a) for action, a, b in row if action.op == op and action.stage == stage]
                 if cells:
-                    face = (COLOURS[op], LATER_CHUNK if is_later else 1.0)
+                    face = (COLOURS[op], _opacity(chunk, len(stages)))
                     axes.broken_barh(cells, (rank - 0.4, 0.8), facecolor=face, edgecolor="white", linewidth=line)
         for action, start, stop in row:
             if action.op in numbered:
@@ -37,13 +39,17 @@ def draw_lanes(axes, table: Table, rows: Sequence[Sequence[Event]], title: str, 
                     color="white" if light else "black",
                 )  # fmt: skip
     axes.set_yticks(range(len(rows)), [f"rank {rank}" for rank in range(len(rows))])
-    axes.invert_yaxis()
+    axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlim(0, shown)
     axes.set_xlabel(label)
-    axes.set_title(title, loc="left", fontsize=10)
+    axes.set_title(title, loc="left", fontsize=10, parse_math=False)  # a file's name may hold a $
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.tick_params(left=False)
+
+
+def _opacity(chunk: int, num_chunks: int) -> float:
+    return 1.0 - (1.0 - PALEST) * chunk / max(1, num_chunks - 1)
 
 
 def add_legend(figure, table: Table) -> None:
@@ -52,7 +58,7 @@ def add_legend(figure, table: Table) -> None:
 
     entries = [Patch(facecolor=COLOURS[op], label=NAMES[op]) for op in table.ops]
     if table.num_stages > table.num_ranks:
-        entries.append(Patch(facecolor=("#555555", LATER_CHUNK), label="paler: a rank's later chunks"))
+        entries.append(Patch(facecolor=("#555555", PALEST), label="paler from chunk to chunk"))
     figure.legend(handles=entries, loc="outside lower center", ncols=5, frameon=False, fontsize=8)
 
 

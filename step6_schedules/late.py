@@ -1,4 +1,13 @@
-"""Which parameters' gradients can wait: those of linear layers, found in autograd's graph."""
+"""Which parameters' gradients can wait: those of linear layers, found in autograd's graph.
+
+Every result of a differentiable operation holds a node (`grad_fn`), and each node names those that its gradients go to
+(`next_functions`). For y = linear(x, W, b) that is
+
+    AddmmBackward0 -> AccumulateGrad(b), the node of x, TBackward0 -> AccumulateGrad(W)
+
+so that an AddmmBackward0 whose last input ends in a parameter is a linear layer, and the gradient that arrives at it,
+with the x that it keeps, is all that W's and b's gradients need.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -28,7 +37,7 @@ def _uses(roots: Sequence[Tensor]) -> dict[Node, int]:
     """All nodes of the graph that ends in the roots, with the number of times each is used in it."""
     uses: dict[Node, int] = {}
     found = [get_gradient_edge(root).node for root in roots]
-    for node in found:
+    for node in found:  # which grows while it is walked through
         if node in uses:
             uses[node] += 1
         else:
@@ -64,8 +73,8 @@ def _late(node: Node, uses: dict[Node, int]) -> Late:
         x = getattr(node, saved).detach()
     if bias_at is not None:
         bias = _parameter(node.next_functions[bias_at][0], uses)
-        if bias is not None and bias.dim() != 1:
-            bias = None
+        if bias is not None and (bias.dim() != 1 or bias.numel() == 1):
+            bias = None  # one that may be spread over the outputs: its gradient is no sum over the rows alone
     return Late(GradientEdge(node, 0), x, weight, bias)
 
 
@@ -81,8 +90,10 @@ def what_can_wait(roots: Sequence[Tensor], inputs: Sequence[Tensor]) -> tuple[li
     late = [
         _late(node, uses)
         for node in uses
+        # alpha and beta: a product that is scaled, torch.addmm(b, x, W, alpha=2), is no linear layer.
         if _kind(node) in PRODUCTS and getattr(node, "_saved_alpha", 1) == getattr(node, "_saved_beta", 1) == 1
     ]
+    # What is left are the parameters whose gradients cannot wait.
     for settled in (*inputs, *(x for layer in late for x in (layer.weight, layer.bias))):
         leaves.pop(id(settled), None)
     return [layer for layer in late if layer.weight is not None or layer.bias is not None], list(leaves.values())

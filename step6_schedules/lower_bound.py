@@ -1,6 +1,7 @@
 """How short a table can be at best: what no order of the same actions can beat."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from step5_orchestrator.costs import Cost
 from step5_orchestrator.table import Table
@@ -10,6 +11,10 @@ from step6_schedules.search.problem import Problem
 
 def lower_bound(table: Table, cost: Cost, caps: Sequence[int] | None = None) -> float:
     """A makespan that no table with the same stages on the same ranks, microbatches and costs can go below."""
+    if "B" in table.ops and "W" in table.ops and cost.B < cost.I + cost.W:
+        # Such a table may take the shorter of the two everywhere.
+        share = cost.B / (cost.I + cost.W)
+        cost = replace(cost, I=cost.I * share, W=cost.W * share)
     return bound(table.rank_of_stage, table.num_microbatches, cost, splits="W" in table.ops, caps=caps)
 
 

@@ -63,13 +63,13 @@ def one_stage_a_rank(
 
 
 def v_row(rank: int, num_ranks: int, num_microbatches: int, *written: tuple[int, str]) -> list[Action]:
-    """Rank r's row in the V placement, where it has stages r (chunk 0) and 2P-1-r (chunk 1).
+    """Rank r's row in the V placement, where it has stages r (chunk a) and 2P-1-r (chunk b).
 
-    written: phases as (times, cells), such as (3, "F1 I1 W"): three times the next forward of chunk 1, the next
-    backward of chunk 1 (I, or B where it stays whole), and the oldest W still to come. What has run out is left out.
+    written: phases as (times, cells), such as (3, "Fb Ib W"): three times the next forward of chunk b, the next
+    backward of chunk b (I, or B where it stays whole), and the oldest W still to come. What has run out is left out.
     """
-    stages = {"0": rank, "1": 2 * num_ranks - 1 - rank}
-    microbatches = {kind + chunk: iter(range(num_microbatches)) for kind in ("forward", "backward") for chunk in "01"}
+    stages = {"a": rank, "b": 2 * num_ranks - 1 - rank}
+    microbatches = {kind + chunk: iter(range(num_microbatches)) for kind in ("forward", "backward") for chunk in "ab"}
     row: list[Action] = []
     later: list[Action] = []
     for times, cells in written:

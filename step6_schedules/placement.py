@@ -24,7 +24,7 @@ def placement_of(table: Table) -> tuple[str, int | None]:
     owners, num_ranks = table.rank_of_stage, table.num_ranks
     counts = {owners.count(rank) for rank in range(num_ranks)}
     chunks = counts.pop() if len(counts) == 1 else None
-    for placement in PLACEMENTS:
+    for placement in PLACEMENTS if chunks is not None else ():
         if list(owners) == [rank_of_stage(placement, num_ranks, stage) for stage in range(len(owners))]:
             return placement, chunks
     return "other", chunks

@@ -5,16 +5,17 @@ import math
 from step5_orchestrator.grid import WIDTH
 from step6_schedules.simulate import Simulation
 
-MAX_PANELS = 24
+MAX_PANELS = 12
 
 
 def draw_text(simulation: Simulation, width: int = WIDTH) -> str:
     """The table's cells where they stand in time, in panels of at most `width` characters, one below the other.
 
-    A column is as long as the shortest action; longer ones go on with `-`, `.` is idle, and `+` joins a paired cell.
+    A column is as long as the shortest action, and times are rounded to it; longer actions go on with `-`, `.` is idle,
+    and `+` joins a paired cell. Notes below say so where a reader cannot know it.
     """
     table, times = simulation.table, simulation.times
-    unit = min(end - start for start, end in times.values())
+    unit = min(simulation.cost.of(action) for action in times)
     names = {action: f"{action}+" if action in table.pairs else str(action) for action in times}
     column = max(map(len, names.values())) + 1
     label = len(f"rank {table.num_ranks - 1}") + 2
@@ -44,4 +45,8 @@ def draw_text(simulation: Simulation, width: int = WIDTH) -> str:
         block = [f"{'slot' if unit == 1 else 'column':<{label}}{ruler}".rstrip()]
         block += [f"{f'rank {r}':<{label}}{line[start:stop]}".rstrip() for r, line in enumerate(lines)]
         parts.append("\n".join(block))
+    if any(round(moment / unit, 6) % 1 for times_of in times.values() for moment in times_of):
+        parts.append(f"(a column is {unit:g}; times are rounded to it)")
+    if table.pairs:
+        parts.append("(+ joins a forward and the backward after it in one cell)")
     return "\n\n".join(parts)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from step0_monolith.model import Tensors
 from step1_partition.stage import Stage
-from step6_schedules.late import what_can_wait
+from step6_schedules.late import Late, what_can_wait
 
 
 def _add(parameter: Tensor, gradient: Tensor) -> None:
@@ -20,14 +20,33 @@ def _add(parameter: Tensor, gradient: Tensor) -> None:
         parameter.grad.add_(gradient)
 
 
+def _version(x: Tensor | None) -> int:
+    """Counts the writes to a tensor; autograd compares it in a whole backward."""
+    return -1 if x is None else x._version
+
+
+def _watch(late: Sequence[Late]) -> tuple[dict[int, Tensor], list]:
+    """Hooks that note the gradient at each layer's product, by its place in `late`; and their handles.
+
+    What `torch.autograd.grad` returns for such a place has not been through the hooks of the product's own output when
+    the product's backward runs too; what arrives at the node has.
+    """
+    seen: dict[int, Tensor] = {}
+
+    def note(index: int):
+        return lambda gradients: seen.__setitem__(index, gradients[0])
+
+    return seen, [layer.place.node.register_prehook(note(index)) for index, layer in enumerate(late)]
+
+
 class Kept(NamedTuple):
     """What the W of one microbatch needs.
 
-    late: for each `Late` layer (g, x, weight, bias), and not its place, which would hold the whole graph. ready: each
-    parameter that cannot wait, with its gradient.
+    late: for each `Late` layer (g, x's version, x, weight, bias), and not its place, which would hold the whole graph.
+    ready: each parameter that cannot wait, with its gradient.
     """
 
-    late: list[tuple[Tensor, Tensor | None, nn.Parameter | None, nn.Parameter | None]]
+    late: list[tuple[Tensor, int, Tensor | None, nn.Parameter | None, nn.Parameter | None]]
     ready: list[tuple[Tensor, Tensor]]
 
 
@@ -66,12 +85,17 @@ class SplitStage(Stage):
         leaves = [x for x in received if x.requires_grad]
         late, others = what_can_wait(roots, leaves)
         wanted = [*(layer.place for layer in late), *others, *leaves]
-        found = (None,) * len(wanted)
+        found: list[Tensor | None] = [None] * len(wanted)
         if roots and wanted:
-            found = torch.autograd.grad(roots, wanted, gradients, allow_unused=True)
+            hooked, handles = _watch(late)
+            found = list(torch.autograd.grad(roots, wanted, gradients, allow_unused=True))
+            for handle in handles:
+                handle.remove()
+            for index, gradient in hooked.items():
+                found[index] = gradient
         n, k = len(late), len(late) + len(others)
         self._kept[microbatch] = Kept(
-            [(g, *layer[1:]) for g, layer in zip(found[:n], late, strict=True) if g is not None],
+            [(g, _version(layer.x), *layer[1:]) for g, layer in zip(found[:n], late, strict=True) if g is not None],
             [(x, g) for x, g in zip(others, found[n:k], strict=True) if g is not None],
         )
         return tuple(torch.zeros_like(x) if g is None else g for x, g in zip(leaves, found[k:], strict=True))
@@ -80,8 +104,9 @@ class SplitStage(Stage):
     def backward_weights(self, microbatch: int) -> None:
         """Op W: adds to the parameters' gradients, layer by layer, and lets go of each layer's tensors once used.
 
-        This is not autograd's doing: hooks on the parameters of linear layers are not called. Raises RuntimeError
-        when the backward for the input of the microbatch has not run.
+        This is not autograd's doing: hooks on the parameters of linear layers are not called, nor what any parameter
+        would call after its gradient is accumulated. Raises RuntimeError when the backward for the input of the
+        microbatch has not run, or when the input of a linear layer was overwritten after it.
         """
         if microbatch not in self._kept:
             raise RuntimeError(
@@ -90,7 +115,12 @@ class SplitStage(Stage):
             )
         late, ready = self._kept.pop(microbatch)
         while late:
-            g, x, weight, bias = late.pop()
+            g, version, x, weight, bias = late.pop()
+            if _version(x) != version:
+                raise RuntimeError(
+                    f"backward for the weights of microbatch {microbatch}: the input of a linear layer was overwritten "
+                    "since its backward for the input"
+                )
             if weight is not None:
                 _add(weight, g.t().mm(x))
             if bias is not None:

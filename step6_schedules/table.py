@@ -13,16 +13,19 @@ from step0_monolith.options import UsageError, option, optional, output_file, pa
 from step5_orchestrator.choose import Choice, caps_of, name_or_file, show_refused
 from step5_orchestrator.costs import Cost
 from step5_orchestrator.spreadsheet import read_csv, write_csv
-from step5_orchestrator.table import TableError
+from step5_orchestrator.table import Table, TableError
+from step5_orchestrator.words import counted, named
 from step6_schedules.choose import NAMES, TableOptions, cost_of, table_of
 from step6_schedules.lower_bound import lower_bound
 from step6_schedules.placement import placement_of
 from step6_schedules.render import draw_text
+from step6_schedules.schedules import SCHEDULES
 from step6_schedules.simulate import Simulation
 from step6_schedules.timeline import draw_table
 
 DEFAULT_RANKS, DEFAULT_MICROBATCHES = 4, 8
-MAX_CELLS = 4_000_000
+MAX_CELLS = 2_000_000
+MAX_LANES = 256
 
 
 @dataclass(frozen=True)
@@ -48,15 +51,23 @@ def sizes_of(options: PaperOptions) -> tuple[int, int]:
     num_ranks, num_microbatches = options.num_ranks, options.num_microbatches
     if options.schedule not in NAMES and None in (num_ranks, num_microbatches):
         table = read_csv(Path(options.schedule), num_ranks, num_microbatches)
-        return table.num_ranks, table.num_microbatches
+        return num_ranks or table.num_ranks, num_microbatches or table.num_microbatches
     num_ranks, num_microbatches = num_ranks or DEFAULT_RANKS, num_microbatches or DEFAULT_MICROBATCHES
-    cells = num_ranks * num_microbatches * (options.num_chunks or 1) * 2
+    schedule = SCHEDULES.get(options.schedule)
+    chunks = options.num_chunks or (schedule.default_chunks if schedule else 2)
+    cells = num_ranks * num_microbatches * chunks * (3 if schedule is None or schedule.splits else 2)
     if cells > MAX_CELLS:
         raise UsageError(
             f"--num-ranks {num_ranks} and --num-microbatches {num_microbatches} make {cells} cells, and {MAX_CELLS} is "
             f"the most; take fewer"
         )
     return num_ranks, num_microbatches
+
+
+def check_picture(table: Table, path: Path | None) -> None:
+    """Raises UsageError for a picture with more lanes than anybody could read."""
+    if path is not None and table.num_ranks > MAX_LANES:
+        raise UsageError(f"--png {str(path)!r} has room for {MAX_LANES} ranks, not {table.num_ranks}")
 
 
 def as_json(simulation: Simulation, shortest: float) -> str:
@@ -83,17 +94,17 @@ def describe(simulation: Simulation, shortest: float) -> str:
     table, cost = simulation.table, simulation.cost
     placement, chunks = placement_of(table)
     above = simulation.makespan - shortest
-    distance = "no table is shorter" if above <= 1e-9 * shortest else f"{above:g} more, {above / shortest:.1%}"
+    is_shortest = above <= 1e-9 * shortest
+    distance = "no order of these actions is shorter" if is_shortest else f"{above:g} more, {above / shortest:.1%}"
     lines = [
-        f"{table.name}: {table.num_ranks} ranks, {chunks or 'different numbers of'} "
-        f"chunk{'' if chunks == 1 else 's'} a rank ({placement}), {table.num_microbatches} microbatches",
+        f"{table.name}: {counted(table.num_ranks, 'rank')}, {counted(chunks or 'different numbers of', 'chunk')} a "
+        f"rank ({placement}), {counted(table.num_microbatches, 'microbatch')}",
         f"makespan {simulation.makespan:g} ({cost.text(table.ops)}); lower bound {shortest:g}: {distance}",
         f"bubble {simulation.bubble:.3f}",
         f"peak in flight {' '.join(map(str, simulation.peak_in_flight))}",
     ]
     if table.unordered_stages:
-        stages = ", ".join(map(str, table.unordered_stages))
-        lines.append(f"adds in another order: the weight gradients of stage {stages}")
+        lines.append(f"adds in another order: the weight gradients of {named('stage', table.unordered_stages)}")
     return "\n".join(lines)
 
 
@@ -107,8 +118,11 @@ def show(options: PaperOptions) -> None:
     cost = cost_of(options)
     choice = choice_for(options, cost)
     table = choice.make()
+    check_picture(table, options.png)
     simulation = Simulation(table, cost)
     shortest = lower_bound(table, cost, caps_of(options.memory_cap, table.num_ranks))
+    if choice.bound is not None:
+        shortest = max(shortest, choice.bound())
     print(draw_text(simulation))
     print()
     print(describe(simulation, shortest))

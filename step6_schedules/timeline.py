@@ -57,7 +57,7 @@ def draw_timeline(
     write_whole(path, lambda temporary: figure.savefig(temporary, dpi=130))
 
 
-def draw_table(path: Path, table: Table, cost: Cost, unit: str = "slots") -> None:
+def draw_table(path: Path, table: Table, cost: Cost, unit: str = "unit of the costs") -> None:
     """Writes the picture of a table's own timing."""
     from matplotlib.figure import Figure
 
@@ -70,5 +70,6 @@ def draw_table(path: Path, table: Table, cost: Cost, unit: str = "slots") -> Non
 
 
 def _predicted_title(table: Table, cost: Cost) -> str:
-    peaks = " ".join(map(str, peak_in_flight(table)))
+    found = peak_in_flight(table)
+    peaks = " ".join(map(str, found)) if len(found) <= 16 else f"at most {max(found)}"
     return f"{table.name}, bubble {bubble(table, cost):.3f}, peak in flight {peaks}"

@@ -18,10 +18,10 @@ def zb_v(num_ranks: int, num_microbatches: int, cost: Cost = UNIT_COST) -> Table
             rank,
             num_ranks,
             num_microbatches,
-            (2 * (num_ranks - rank) - 1, "F0"),
-            (rank, "F1 F0"),
-            (num_ranks - rank, "F1 I1"),
-            (num_microbatches, "F0 I0 F1 I1"),
+            (2 * (num_ranks - rank) - 1, "Fa"),
+            (rank, "Fb Fa"),
+            (num_ranks - rank, "Fb Ib"),
+            (num_microbatches, "Fa Ia Fb Ib"),
         )
         for rank in range(num_ranks)
     ]

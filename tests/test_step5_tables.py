@@ -64,7 +64,10 @@ def test_every_schedule_is_legal(schedule, num_ranks, num_microbatches):
         (["0F0 0F0 0B0", "1F0 1B0"], "rank 0 has 0F0 a second time"),
         (["0B0 0F0", "1F0 1B0"], "which rank 0 runs after 0B0: a circle 0B0 <- 1B0 <- 1F0 <- 0F0 <- 0B0"),
         (["0F0 0B0", "1B0 1F0"], "rank 1 cannot run 1B0: 1B0 needs what is saved by 1F0, which rank 1 runs after 1B0"),
-        (["0F0 0B0 1F0", "1B0"], "rank 1 has 1B0, but stage 1 is on rank 0"),
+        (
+            ["0F0 0B0 1F0", "1B0"],
+            "rank 0 has 1F0 and rank 1 has 1B0, but a stage is on one rank; give both to the same",
+        ),
         (["0F0 0B0", "2F0 2B0"], "no rank has stage 1"),
         (["0F0 0B0", ""], "rank 1 has no action, and each of the 2 ranks needs one"),
         (["0F0 0F2 0B0 0B2", "1F0 1B0 1F2 1B2"], "rank 0 lacks 0F1, 0B1: every stage goes forward and backward once"),

@@ -83,7 +83,7 @@ def test_zb_h2_is_busy_without_a_break():
 
 def test_memory_caps_of_the_third_page():
     found = re.search(
-        r"(\d+) slots with (\d+) in flight, (\d+) with (\d+), (\d+) with (\d+), (\d+) with (\d+), each",
+        r"(\d+) slots with (\d+) in flight, (\d+) with (\d+), (\d+) with (\d+), (\d+) with (\d+)\. No",
         PAGES["tables.md"].replace("\n", " "),
     )
     numbers = [int(number) for number in found.groups()]

@@ -188,7 +188,7 @@ BAD = [
     (step6, ["--schedule", "gpipe", "--memory-cap", "7"], "gpipe: rank 0 holds 8 chunk activations after 0F7"),
     (step6, ["--schedule", "interleaved", "--num-chunks", "3"], "8 layers cannot fill 12 stages"),
     (step6, ["--schedule", "zb-v", "--num-chunks", "1"], "--num-chunks 1: zb-v has 2 chunks a rank"),
-    (step6, ["--schedule", "zb-v", "--placement", "loop"], "--placement loop: zb-v is placed v"),
+    (step6, ["--schedule", "zb-v", "--placement", "loop"], "--placement loop: zb-v has its stages in a v"),
     (step6, ["--schedule", "dualpipe-v", "--num-microbatches", "7"], "dualpipe-v needs at least twice as many"),
     (step6, ["--schedule", "auto", "--num-chunks", "2", "--memory-cap", "1"], "so 2 is the least"),
     (step6, ["--schedule", "zb-h1", "--split", "no"], "--split no: zb-h1 splits the backward"),

@@ -258,13 +258,13 @@ def test_a_backward_in_two():
 
 
 def test_a_row_in_the_v_placement():
-    assert text(v_row(1, 3, 2, (2, "F0 F1"), (1, "I1 W B0"), (3, "B0 I1"), (1, "W"))) == (
+    assert text(v_row(1, 3, 2, (2, "Fa Fb"), (1, "Ib W Ba"), (3, "Ba Ib"), (1, "W"))) == (
         "1F0 4F0 1F1 4F1 4I0 4W0 1B0 1B1 4I1 4W1"
     )
 
 
 def test_dualpipe_v_says_what_it_needs():
-    message = "dualpipe-v needs at least twice as many microbatches as ranks: 8 for 4 ranks, but there are 7"
+    message = "dualpipe-v needs at least twice as many microbatches as ranks: 8 for 4 ranks, not 7"
     with pytest.raises(TableError, match=f"^{message}$"):
         dualpipe_v(4, 7)
 

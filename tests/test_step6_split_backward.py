@@ -509,3 +509,82 @@ def test_a_layer_whose_input_is_overwritten_is_refused(kind):
     stage.forward(0, (torch.randn(2, WIDTH, requires_grad=True),))
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         getattr(stage, kind)(0, (torch.ones(2, WIDTH),))
+
+
+class Hooked(nn.Module):
+    """A linear layer whose output's gradient is clamped on its way, as clipping inside a model does."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        y = self.linear(x)
+        if y.requires_grad:
+            y.register_hook(lambda gradient: gradient.clamp(-0.1, 0.1))
+        return y
+
+
+@pytest.mark.parametrize("needs_gradient", [False, True])
+def test_hooks_on_a_linear_layers_output_count(needs_gradient):
+    torch.manual_seed(0)
+    modules = [nn.Sequential(nn.Linear(8, 8), Hooked(), nn.Tanh(), Hooked())]
+    x, g = torch.randn(5, 8).requires_grad_(needs_gradient), torch.randn(5, 8)
+    found = []
+    for cls in (Stage, SplitStage):
+        stage = cls(modules)
+        for parameter in stage.parameters():
+            parameter.grad = None
+        stage.forward(0, (x,))
+        if cls is Stage:
+            gradients = stage.backward(0, (g,))
+        else:
+            gradients = stage.backward_input(0, (g,))
+            stage.backward_weights(0)
+        found.append([*gradients, *(parameter.grad for parameter in stage.parameters())])
+    assert len(found[0]) == 6 + needs_gradient
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+class Buffered(nn.Module):
+    """Copies its input into one buffer, which the next microbatch overwrites."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.buffer = nn.Linear(8, 8), torch.zeros(5, 8)
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.buffer.copy_(x)
+        return self.linear(self.buffer)
+
+
+def test_an_input_overwritten_between_i_and_w_is_noticed():
+    stage = SplitStage([Buffered()])
+    stage.forward(0, (torch.randn(5, 8),))
+    stage.backward_input(0, (torch.randn(5, 8),))
+    stage.forward(1, (torch.randn(5, 8),))
+    with pytest.raises(RuntimeError, match="microbatch 0: the input of a linear layer was overwritten"):
+        stage.backward_weights(0)
+
+
+def test_a_bias_that_is_spread_over_the_outputs():
+    torch.manual_seed(0)
+
+    class Spread(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.bias = nn.Parameter(torch.randn(8, 8)), nn.Parameter(torch.randn(1))
+
+        def forward(self, x):
+            return nn.functional.linear(x, self.weight, self.bias)
+
+    module, x, g = Spread(), torch.randn(5, 8), torch.randn(5, 8)
+    module(x).backward(g)
+    expected = [p.grad.clone() for p in module.parameters()]
+    module.zero_grad()
+    stage = SplitStage([module])
+    stage.forward(0, (x,))
+    stage.backward_input(0, (g,))
+    stage.backward_weights(0)
+    assert all(torch.equal(a, b.grad) for a, b in zip(expected, module.parameters(), strict=True))

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 
 import pytest
 
@@ -17,7 +18,7 @@ from step6_schedules.render import draw_text
 from step6_schedules.schedules import SCHEDULES
 from step6_schedules.simulate import Simulation
 from step6_schedules.table import PaperOptions, main, show
-from tests.ranks import python
+from tests.ranks import python, run_command
 
 
 def options(schedule, **more):
@@ -32,7 +33,7 @@ def shown(capsys, schedule, **more):
 def test_the_program_prints_the_table_and_its_numbers(tmp_path):
     ran = python("step6_schedules.table", "1f1b", "--csv", tmp_path / "t.csv", "--json", tmp_path / "t.json")
     assert ran.status == 0, ran.text
-    assert "makespan 33 (F=1, B=2); lower bound 33: no table is shorter" in ran.stdout
+    assert "makespan 33 (F=1, B=2); lower bound 33: no order of these actions is shorter" in ran.stdout
     assert "bubble 0.273\npeak in flight 4 3 2 1\n" in ran.stdout
     assert read_csv(tmp_path / "t.csv").rows == SCHEDULES["1f1b"](4, 8).rows
     found = json.loads((tmp_path / "t.json").read_text())
@@ -121,7 +122,7 @@ def test_a_refused_file_shows_the_place(tmp_path, capsys, monkeypatch):
     [
         ("2f2b", {}, "unknown"),
         ("1f1b", {"num_chunks": 2}, "--num-chunks 2: 1f1b has 1 chunk a rank"),
-        ("1f1b", {"placement": "v"}, "--placement v: 1f1b is placed loop"),
+        ("1f1b", {"placement": "v"}, "--placement v: 1f1b has its stages in a loop"),
         ("1f1b", {"split": "yes"}, "--split yes: 1f1b does not split the backward"),
         ("1f1b", {"memory_cap": "3"}, "rank 0 holds 4 chunk activations after 0F3, more than its memory cap of 3"),
         ("1f1b", {"memory_cap": "4,3"}, "--memory-cap has 2 numbers; give one, or one for each of the 4 ranks"),
@@ -153,3 +154,70 @@ def test_placements():
     check(table)
     assert placement_of(table) == ("v", 2)
     assert placement_of(make_table("one", [table.rows[0][:1] + table.rows[0][-1:]])) == ("loop", 1)
+
+
+def test_a_table_that_mixes_whole_and_split_backwards_is_not_below_its_bound(tmp_path, capsys):
+    path, found = tmp_path / "mixed.csv", tmp_path / "mixed.json"
+    path.write_text("0F0,0F1,0B0,0I1,0W1\n1F0,1B0,1F1,1I1,1W1\n")
+    shown(capsys, str(path), cost="F=1,B=0.1,I=5,W=5", json=str(found))
+    numbers = json.loads(found.read_text())
+    assert 0 < numbers["lower_bound"] <= numbers["makespan"]
+
+
+def test_ranks_may_hold_different_numbers_of_chunks(tmp_path, capsys):
+    path = tmp_path / "uneven.csv"
+    path.write_text("0F0,0B0\n1F0,2F0,2B0,1B0\n")
+    out = shown(capsys, str(path), memory_cap="1,2")
+    assert "uneven.csv: 2 ranks, different numbers of chunks a rank (other), 1 microbatch\n" in out
+    with pytest.raises(UsageError, match="rank 1 holds 2 chunk activations after 2F0"):
+        shown(capsys, str(path), memory_cap="1,1")
+
+
+def test_costs_far_apart_and_costs_too_small(capsys):
+    assert "too long to print" in shown(capsys, "zb-h1", cost="F=0.000001,B=80000000")
+    with pytest.raises(UsageError, match="at least 1e-06, not 1e-300; choose a smaller unit"):
+        shown(capsys, "1f1b", cost="F=1e-300,B=2")
+    with pytest.raises(UsageError, match="not below 0"):
+        shown(capsys, "1f1b", cost="F=1,B=2,comm=-1")
+    with pytest.raises(UsageError, match="must be a number"):
+        shown(capsys, "1f1b", cost="F=1_0,B=2")
+
+
+@pytest.mark.parametrize("name", ["$\\frac{$.csv", "new\nline.csv", "esc\x1b[31m.csv"])
+def test_odd_file_names_are_shown_on_one_line_and_drawn(tmp_path, capsys, name):
+    path = tmp_path / name
+    path.write_text("0F0,0B0\n")
+    out = shown(capsys, str(path), png=str(tmp_path / "t.png"))
+    assert "\x1b" not in out
+    assert "1 rank, 1 chunk a rank (loop), 1 microbatch" in out
+    assert (tmp_path / "t.png").stat().st_size > 1000
+    path.write_text("0B0,0F0\n")
+    with pytest.raises(UsageError) as caught:
+        shown(capsys, str(path))
+    assert str(caught.value).isprintable()
+
+
+def test_a_closed_output_is_no_failure(tmp_path):
+    command = f"{sys.executable} -m step6_schedules.table 1f1b --json {tmp_path / 't.json'} >&-"
+    ran = run_command(["bash", "-c", command])
+    assert (ran.status, ran.stderr) == (0, "")
+    assert json.loads((tmp_path / "t.json").read_text())["makespan"] == 33
+
+
+def test_limits_count_chunks_and_ops(capsys, tmp_path):
+    for schedule in ("zb-v", "auto"):
+        with pytest.raises(UsageError, match="6000000 cells, and 2000000 is the most"):
+            shown(capsys, schedule, num_ranks=1000, num_microbatches=1000)
+    with pytest.raises(UsageError, match="has room for 256 ranks, not 300"):
+        shown(capsys, "1f1b", num_ranks=300, num_microbatches=1, png=str(tmp_path / "t.png"))
+    path = tmp_path / "one.csv"
+    path.write_text("0F0,0B0\n")
+    with pytest.raises(UsageError, match="microbatch"):
+        shown(capsys, str(path), num_microbatches=2)
+
+
+def test_rounding_and_pairs_are_explained_below_the_grid(capsys):
+    assert "(a column is 1.5; times are rounded to it)" in shown(capsys, "1f1b", cost="F=1.5,B=2.2")
+    out = shown(capsys, "dualpipe-v")
+    assert "(+ joins a forward and the backward after it in one cell)" in out
+    assert "rounded" not in out

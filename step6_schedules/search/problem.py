@@ -30,9 +30,11 @@ class Problem:
         """
         self.num_ranks, self.num_microbatches = max(rank_of_stage) + 1, num_microbatches
         self.rank_of_stage, self.cost, self.split, self.caps = tuple(rank_of_stage), cost, split, caps
-        self.num_chunks = max(rank_of_stage.count(rank) for rank in range(self.num_ranks))
-        if caps is not None and min(caps) < self.num_chunks:
-            raise ValueError(f"every rank needs room for the {self.num_chunks} chunks of a microbatch, caps are {caps}")
+        rank_of_stage = tuple(rank_of_stage)
+        self.chunks = [rank_of_stage.count(rank) for rank in range(self.num_ranks)]
+        self.num_chunks = max(self.chunks)
+        if caps is not None and any(cap < chunks for cap, chunks in zip(caps, self.chunks, strict=True)):
+            raise ValueError(f"every rank needs room for its {self.chunks} chunks of a microbatch, caps are {caps}")
         self.ops = "FIW" if split else "FB"
         self.S = S = len(rank_of_stage)
         self.is_loop = all(rank == s % self.num_ranks for s, rank in enumerate(rank_of_stage))

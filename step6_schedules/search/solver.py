@@ -10,6 +10,8 @@ from step6_schedules.search.insert import insert
 from step6_schedules.search.problem import Problem, Rows
 from step6_schedules.search.timing import fits, times
 
+LARGE = 50_000  # actions, from which on insertion is cut short
+
 
 class Found(NamedTuple):
     """rows: a list a rank of (act, microbatch). bound: no table is shorter. effort: acts looked at."""
@@ -61,7 +63,7 @@ class Solver:
             self.offer(greedy(p, *setting))
             self.effort += cost
         if not self.is_done():
-            rows, effort = insert(p, max(self.budget // 6, 64 * cost))
+            rows, effort = insert(p, max(self.budget // 6, 64 * cost if cost < LARGE else 16 * cost))
             self.offer(rows)
             self.effort += effort
 
