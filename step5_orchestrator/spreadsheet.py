@@ -14,7 +14,7 @@ from step5_orchestrator.actions import Action, Value, is_given, makes, needs
 from step5_orchestrator.cells import Place, read_cell, shown
 from step5_orchestrator.collector import paused_collector
 from step5_orchestrator.csv_file import records
-from step5_orchestrator.table import Table, make_table
+from step5_orchestrator.table import Table, TableError, make_table
 from step5_orchestrator.words import printable
 
 MAX_COLUMNS = 16_384  # what spreadsheet programs can show
@@ -47,9 +47,12 @@ def read_csv(path: Path | str, num_ranks: int | None = None, num_microbatches: i
             for action in actions:
                 if action in places:
                     first = places[action].name
-                    raise UsageError(
-                        f"{str(path)!r}: {place} holds {action}, and so does {first}: every action runs once; correct "
-                        f"one of them, or delete it"
+                    raise _refused(
+                        path,
+                        [*rows, [*row, *actions]],
+                        action,
+                        f"{place} holds {action}, and so does {first}: every action runs once; correct one of them, or "
+                        f"delete it",
                     )
                 places[action] = place
             if len(actions) == 2:
@@ -65,7 +68,7 @@ def read_csv(path: Path | str, num_ranks: int | None = None, num_microbatches: i
         else:
             blank_lines += 1
     _check_rows(path, len(rows), num_ranks)
-    _check_range(path, places, num_microbatches)
+    _check_range(path, rows, places, num_microbatches)
     return make_table(printable(path.name), rows, pairs)
 
 
@@ -79,7 +82,17 @@ def _check_rows(path: Path, num_rows: int, num_ranks: int | None) -> None:
         )
 
 
-def _check_range(path: Path, places: Mapping[Action, Place], num_microbatches: int | None) -> None:
+def _refused(path: Path, rows: Sequence[Sequence[Action]], action: Action, message: str) -> TableError:
+    """The error, with the rows read so far and the places of the action in them."""
+    places = [(rank, i) for rank, row in enumerate(rows) for i, other in enumerate(row) if other == action]
+    error = TableError(f"{str(path)!r}: {message}", places)
+    error.table = make_table(printable(path.name), rows)
+    return error
+
+
+def _check_range(
+    path: Path, rows: Sequence[Sequence[Action]], places: Mapping[Action, Place], num_microbatches: int | None
+) -> None:
     top = max(places, key=lambda action: action.stage)
     last = max(places, key=lambda action: action.microbatch)
     # With one wrong digit, looking for what is missing would count through stages or microbatches that nobody meant.
@@ -87,16 +100,22 @@ def _check_range(path: Path, places: Mapping[Action, Place], num_microbatches: i
     if num_stages * count > 2 * len(places):
         named_stages, named = len({action.stage for action in places}), len({action.microbatch for action in places})
         wrong = top if num_stages * named > count * named_stages else last
-        raise UsageError(
-            f"{str(path)!r}: {places[wrong]} holds {wrong}, but stages 0..{top.stage} with microbatches "
-            f"0..{last.microbatch} take at least {2 * num_stages * count} actions, and the table has {len(places)}; "
-            f"correct the number, or add what is missing"
+        raise _refused(
+            path,
+            rows,
+            wrong,
+            f"{places[wrong]} holds {wrong}, but stages 0..{top.stage} with microbatches 0..{last.microbatch} take at "
+            f"least {2 * num_stages * count} actions, and the table has {len(places)}; correct the number, or add what "
+            f"is missing",
         )
     if num_microbatches is not None and count > num_microbatches:
         wrong = next(action for action in places if action.microbatch >= num_microbatches)
-        raise UsageError(
-            f"{str(path)!r}: {places[wrong]} holds {wrong}, but microbatches are 0..{num_microbatches - 1}; correct "
-            f"the cell, or run the table with {count} microbatches"
+        raise _refused(
+            path,
+            rows,
+            wrong,
+            f"{places[wrong]} holds {wrong}, but microbatches are 0..{num_microbatches - 1}; correct the cell, or run "
+            f"the table with {count} microbatches",
         )
 
 

@@ -221,3 +221,20 @@ def test_rounding_and_pairs_are_explained_below_the_grid(capsys):
     out = shown(capsys, "dualpipe-v")
     assert "(+ joins a forward and the backward after it in one cell)" in out
     assert "rounded" not in out
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "mark"),
+    [
+        ("0F0,0B0,0F1,0B1\n1F0,1B0,1F1,1F0\n", "D2 (row 2, column 4) holds 1F0, and so does A2", ">1F0<"),
+        ("0F0,0B0,0F1,0B1\n1F0,1B0,1F1,1B9\n", "D2 (row 2, column 4) holds 1B9", ">1B9<"),
+    ],
+)
+def test_a_wrong_cell_is_marked_too(tmp_path, capsys, monkeypatch, text, message, mark):
+    path = tmp_path / "bad.csv"
+    path.write_text(text)
+    monkeypatch.setattr("sys.argv", ["table", str(path), "--num-microbatches", "2"])
+    with pytest.raises(UsageError) as caught:
+        main()
+    assert message in str(caught.value)
+    assert mark in capsys.readouterr().out
