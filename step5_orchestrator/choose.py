@@ -14,6 +14,7 @@ from step5_orchestrator.legality import check
 from step5_orchestrator.naive import naive
 from step5_orchestrator.spreadsheet import read_csv
 from step5_orchestrator.table import Table, TableError, make_table
+from step5_orchestrator.words import counted
 
 NAMES = {"naive": naive}
 
@@ -94,7 +95,7 @@ def table_from_file(path: str, num_ranks: int, num_microbatches: int) -> Table:
     check(table)
     if table.num_microbatches != num_microbatches:
         raise UsageError(
-            f"--schedule {path}: the table has {table.num_microbatches} microbatches; say --num-microbatches "
+            f"--schedule {path}: the table has {counted(table.num_microbatches, 'microbatch')}; say --num-microbatches "
             f"{table.num_microbatches}, not {num_microbatches}"
         )
     return table

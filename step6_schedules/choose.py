@@ -7,6 +7,7 @@ from step5_orchestrator.choose import Choice, caps_of, fixed, name_or_file, read
 from step5_orchestrator.costs import UNIT_COST, Cost, read_costs
 from step5_orchestrator.legality import check
 from step5_orchestrator.table import Table
+from step5_orchestrator.words import counted
 from step6_schedules.auto import search_for
 from step6_schedules.placement import placement_of
 from step6_schedules.schedules import SCHEDULES, Schedule
@@ -82,10 +83,10 @@ def named(schedule: Schedule, options: TableOptions, num_ranks: int, num_microba
     """The table of a published schedule. Raises UsageError for chunks or a placement that it does not have."""
     chunks = options.num_chunks or schedule.default_chunks
     if schedule.only_chunks is not None and chunks != schedule.only_chunks:
+        others = ", ".join(s.name for s in SCHEDULES.values() if s.only_chunks in (None, chunks))
         raise UsageError(
-            f"--num-chunks {chunks}: {schedule.name} has {schedule.only_chunks} chunk"
-            f"{'s' if schedule.only_chunks > 1 else ''} a rank; leave the flag out, or choose among "
-            f"{', '.join(s.name for s in SCHEDULES.values() if s.only_chunks in (None, chunks))}, auto"
+            f"--num-chunks {chunks}: {schedule.name} has {counted(schedule.only_chunks, 'chunk')} a rank; leave the "
+            f"flag out, or choose among {others}, auto"
         )
     if options.placement not in (None, schedule.placement):
         others = ", ".join(s.name for s in SCHEDULES.values() if s.placement == options.placement)
@@ -104,7 +105,8 @@ def _agrees(table: Table, options: TableOptions) -> None:
         )
     if options.num_chunks not in (None, chunks):
         raise UsageError(
-            f"--num-chunks {options.num_chunks}, but {table.name} has {chunks or 'different numbers of'} chunks a rank"
+            f"--num-chunks {options.num_chunks}, but {table.name} has "
+            f"{counted(chunks or 'different numbers of', 'chunk')} a rank"
         )
 
 
