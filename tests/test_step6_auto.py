@@ -104,7 +104,7 @@ def test_never_slower_than_any_published_schedule_at_the_same_memory():
 
 def test_never_slower_than_our_own_schedules_even_with_odd_costs():
     cost = Cost(F=3.0, B=7.0, I=4.5, W=2.5, comm=0.7, named=("F", "I", "W")).with_stages([1, 2, 1, 0.5, 1, 1])
-    for placement, splits in itertools.product(("loop", "v"), (False, True)):
+    for placement, splits in (("loop", False), ("v", True)):
         for cap in (None, 5):
             wanted = Wanted(3, 5, 2, placement, splits, cost, cap and [cap] * 3)
             found = makespan(checked(wanted), cost)
@@ -113,13 +113,18 @@ def test_never_slower_than_our_own_schedules_even_with_odd_costs():
                     assert found <= each.makespan + 1e-9, each.table.name
 
 
+# Proved: the shortest with 4 ranks, two chunks each, 8 microbatches, F=B=1, and that memory.
+OPTIMA_AT_4_8_2 = [
+    ("loop", None, 38, 8), ("loop", 7, 40, 7), ("loop", 6, 42, 6), ("loop", 5, 48, 5), ("loop", 4, 54, 4),
+    ("v", 7, 40, 7), ("v", 6, 42, 6), ("v", 5, 46, 5), ("v", 4, 50, 4),
+]  # fmt: skip
+SLOW_ONES = [("v", 7), ("v", 6), ("v", 5), ("loop", 7), ("loop", 4)]
+
+
 @pytest.mark.parametrize(
     ("placement", "cap", "optimum", "peak"),
-    [
-        ("loop", None, 38, 8), ("loop", 7, 40, 7), ("loop", 6, 42, 6), ("loop", 5, 48, 5), ("loop", 4, 54, 4),
-        ("v", 7, 40, 7), ("v", 6, 42, 6), ("v", 5, 46, 5), ("v", 4, 50, 4),
-    ],
-)  # fmt: skip
+    [pytest.param(*row, marks=[pytest.mark.slow] * (row[:2] in SLOW_ONES)) for row in OPTIMA_AT_4_8_2],
+)
 def test_the_lessons_numbers(placement, cap, optimum, peak):
     wanted = Wanted(4, 8, 2, placement, False, costs(1, 1), cap and [cap] * 4)
     table = checked(wanted)
@@ -189,7 +194,7 @@ def test_flags_say_what_is_searched(flags, chunks, placement, ops):
     assert choice.num_stages == table.num_stages
 
 
-@pytest.mark.parametrize(("p", "m", "v"), [(1, 1, 1), (1, 5, 3), (5, 1, 2), (7, 3, 1), (2, 9, 4)])
+@pytest.mark.parametrize(("p", "m", "v"), [(1, 1, 1), (1, 5, 3), (5, 1, 2), (7, 3, 1), (2, 4, 3)])
 def test_odd_sizes(p, m, v):
     for placement, splits in itertools.product(("loop", "v"), (False, True)):
         checked(Wanted(p, m, v, placement, splits, costs(1, I=1, W=1)))
@@ -276,11 +281,7 @@ def test_rank_0_searches_and_sends_the_table_to_all(pool):
     assert {rows for rows, _ in results} == {choose(options, 3, 4).make().rows}
 
 
-FOUND = [
-    (chunks, placement, splits, cap)
-    for chunks, placement in ((1, "loop"), (2, "loop"), (2, "v"))
-    for splits, cap in ((False, None), (True, chunks + 1))
-]
+FOUND = [(1, "loop", True, 2), (2, "loop", False, None), (2, "v", True, 3)]
 
 
 def jobs_for(num_ranks, ms, changes=()):
@@ -313,13 +314,6 @@ def test_more_of_what_is_found_trains_with_the_monoliths_bits(pool, num_ranks):
         results = pool.run(num_ranks, train_jobs, jobs, limit=300)
         for index, job in enumerate(jobs):
             assert_equals_monolith([ranks[index] for ranks in results], job)
-
-
-def test_the_program_shows_what_it_found():
-    ran = python("step6_schedules.table", "auto", "--num-chunks", "2", "--cost", "F=1,B=1")
-    assert ran.status == 0, ran.text
-    assert "makespan 38 (F=1, B=1); lower bound 38: no order of these actions is shorter" in ran.stdout
-    assert "auto: beats interleaved: 38 with 8 in flight instead of 11" in ran.stdout
 
 
 @pytest.mark.slow

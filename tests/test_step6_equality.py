@@ -15,6 +15,7 @@ VARIANTS = (
     ("naive", 1), ("gpipe", 1), ("1f1b", 1), ("interleaved", 1), ("interleaved", 2), ("interleaved", 3), ("bfs", 2),
     ("bfs", 3), ("zb-h1", 1), ("zb-h2", 1), ("zb-v", 2), ("dualpipe-v", 2),
 )  # fmt: skip
+QUICK_AT_8 = (("1f1b", 1), ("interleaved", 2), ("zb-h1", 1), ("gpipe", 1), ("zb-h2", 1))
 AXES = {
     "num_ranks": (1, 2, 3, 4, 8),
     "variant": VARIANTS,
@@ -66,6 +67,9 @@ def run_and_compare(pool, num_ranks, jobs, limit):
 @pytest.mark.parametrize("num_ranks", AXES["num_ranks"])
 def test_pairs_equal_the_monolith(pool, num_ranks):
     picked = [chosen for chosen in pairwise(AXES) if chosen["num_ranks"] == num_ranks]
+    if num_ranks == 8:  # slow on two cores; `test_all_equal_the_monolith` has the others
+        picked = [chosen for chosen in picked if chosen["variant"] in QUICK_AT_8][:5]
+        assert len(picked) == 5
     run_and_compare(pool, num_ranks, [job_of(chosen) for chosen in picked], limit=100)
 
 
@@ -89,7 +93,7 @@ SIZES = {3: [(1, 1, 7), (3, 3, 3), (7, 1, 1)], 6: [(1, 1, 1, 1, 1, 4), (2, 2, 2,
 
 
 def test_even_batches_and_layers_by_hand(pool):
-    every = [(s, m) for s in SCHEDULES for m in (1, 2, 4, 8) if admits(s, 3, m)]
+    every = [(s, m) for s in SCHEDULES for m in (2, 8) if admits(s, 3, m)]
     jobs = [
         Job(
             small(batch_size=8, num_microbatches=m),
@@ -99,7 +103,7 @@ def test_even_batches_and_layers_by_hand(pool):
         for index, (schedule, m) in enumerate(every)
     ]
     run_and_compare(pool, 3, jobs, limit=100)
-    assert {job.config.num_microbatches for job in jobs} == {1, 2, 4, 8}
+    assert {job.config.num_microbatches for job in jobs} == {2, 8}
     assert {job.schedule for job in jobs} == {*SCHEDULES}
 
 

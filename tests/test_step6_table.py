@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import sys
 
 import pytest
@@ -198,7 +199,7 @@ def test_odd_file_names_are_shown_on_one_line_and_drawn(tmp_path, capsys, name):
 
 
 def test_a_closed_output_is_no_failure(tmp_path):
-    command = f"{sys.executable} -m step6_schedules.table 1f1b --json {tmp_path / 't.json'} >&-"
+    command = f"{shlex.quote(sys.executable)} -m step6_schedules.table 1f1b --json {tmp_path / 't.json'} >&-"
     ran = run_command(["bash", "-c", command])
     assert (ran.status, ran.stderr) == (0, "")
     assert json.loads((tmp_path / "t.json").read_text())["makespan"] == 33
