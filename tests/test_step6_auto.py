@@ -81,15 +81,14 @@ def test_at_least_95_percent_of_the_proved_optima_are_found():
 
 
 def slower_than_published(rows):
-    slower = []
+    """The searches whose table is slower than a row of that size, cost and memory: its peaks, and its largest peak."""
+    fastest = {}
     for row in rows:
-        for caps in (max(row["peak_in_flight"]), row["peak_in_flight"]):
+        for caps in (tuple(row["peak_in_flight"]), (max(row["peak_in_flight"]),) * row["num_ranks"]):
             wanted = wanted_of(row, caps)
-            # The search alone, which is not shown the published tables.
-            found = solve(wanted.problem())
-            if found.makespan > row["makespan"]:
-                slower.append((found.makespan, caps, row))
-    return slower
+            fastest[wanted] = min(row["makespan"], fastest.get(wanted, row["makespan"]))
+    found = {wanted: makespan(checked(wanted), wanted.cost) for wanted in fastest}
+    return [(wanted, found[wanted]) for wanted in fastest if found[wanted] > fastest[wanted]]
 
 
 def test_not_slower_than_published_schedules_at_the_same_memory():
