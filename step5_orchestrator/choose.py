@@ -48,13 +48,19 @@ def caps_of(given: tuple[int, ...] | None, num_ranks: int) -> list[int] | None:
 
 
 @dataclass(frozen=True)
-class ScheduleOptions(Options):
-    """Which table the ranks run, in step 5."""
+class MemoryOptions(Options):
+    """How much a rank may hold."""
 
-    schedule: str = option("naive", name_or_file(list(NAMES)), "name of the schedule, or a table from a spreadsheet")
     memory_cap: tuple[int, ...] | None = option(
         None, optional(read_caps), "most chunk activations that a rank may hold: K, or K0,K1,... (default: no limit)"
     )
+
+
+@dataclass(frozen=True)
+class ScheduleOptions(MemoryOptions):
+    """Which table the ranks run, in step 5."""
+
+    schedule: str = option("naive", name_or_file(list(NAMES)), "name of the schedule, or a table from a spreadsheet")
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,22 @@
 """What a table predicts: its times, its makespan, its bubble, and how many microbatches each rank holds."""
 
+from collections.abc import Sequence
+
 from step5_orchestrator.actions import Action, Value, ends_flight, is_given, makes, needs
 from step5_orchestrator.collector import paused_collector
 from step5_orchestrator.costs import UNIT_COST, Cost
 from step5_orchestrator.table import Table
 
 Timing = dict[Action, tuple[float, float]]
+
+
+def travel_times(rank_of_stage: Sequence[int], cost: Cost) -> list[float]:
+    """What a value takes over each boundary: nothing on one rank. Boundary b lies between stages b-1 and b."""
+    travel = [0.0] * (len(rank_of_stage) + 1)
+    for boundary in range(1, len(rank_of_stage)):
+        if rank_of_stage[boundary - 1] != rank_of_stage[boundary]:
+            travel[boundary] = cost.message(boundary)
+    return travel
 
 
 @paused_collector()
@@ -19,11 +30,7 @@ def timing(table: Table, cost: Cost = UNIT_COST) -> Timing:
     free_at = [0.0] * table.num_ranks
     times: Timing = {}
     duration = {op: [cost.of(Action(stage, op, 0)) for stage in range(num_stages)] for op in table.ops}
-    # What a value takes to the next stage: nothing on the same rank. Boundary b lies between stages b-1 and b.
-    travel = [0.0] * (num_stages + 1)
-    for boundary in range(1, num_stages):
-        if rank_of[boundary - 1] != rank_of[boundary]:
-            travel[boundary] = cost.message(boundary)
+    travel = travel_times(rank_of, cost)
     for action in table.order:
         stage, op, _ = action
         rank = rank_of[stage]
@@ -57,8 +64,13 @@ def span(times: Timing) -> float:
 
 def bubble(table: Table, cost: Cost = UNIT_COST) -> float:
     """Idle share of ranks x makespan, 0..1."""
+    return idle_share(table, cost, makespan(table, cost))
+
+
+def idle_share(table: Table, cost: Cost, length: float) -> float:
+    """The bubble of a table whose makespan is known."""
     busy = sum(cost.of(action) for row in table.rows for action in row)
-    return 1 - busy / (table.num_ranks * makespan(table, cost))
+    return 1 - busy / (table.num_ranks * length)
 
 
 def peak_in_flight(table: Table) -> list[int]:

@@ -14,6 +14,7 @@ from step6_schedules.placement import rank_of_stage
 from step6_schedules.schedules import SCHEDULES
 from step6_schedules.search.problem import Problem, Rows
 from step6_schedules.search.solver import solve
+from step6_schedules.search.timing import fits
 
 MAX_ACTIONS = 300_000
 
@@ -28,10 +29,6 @@ class Wanted(NamedTuple):
     splits: bool
     cost: Cost
     caps: Sequence[int] | None = None
-
-    def fits(self, peaks: Sequence[int]) -> bool:
-        """Whether these peaks stay within the caps."""
-        return self.caps is None or all(peak <= cap for peak, cap in zip(peaks, self.caps, strict=True))
 
     def problem(self) -> Problem:
         """The same as a search problem."""
@@ -110,7 +107,7 @@ def find_and_prove(wanted: Wanted, others: Sequence[Published] | None = None) ->
     searchable = [each.table for each in others if set(each.table.ops) == set(problem.ops)]
     found = solve(problem, [as_runs(problem, table) for table in searchable])
     # Where B takes less than I and W together, one that keeps some B may be the shortest.
-    best = min((each for each in others if wanted.fits(each.peaks)), key=_by_time, default=None)
+    best = min((each for each in others if fits(each.peaks, wanted.caps)), key=_by_time, default=None)
     if best is not None and best.makespan < found.makespan * (1 - 1e-9):
         return make_table("auto", best.table.rows), 0.0
     num_stages = problem.S
@@ -140,11 +137,11 @@ def compare(wanted: Wanted, table: Table, others: Sequence[Published] | None = N
     if not others:
         return f"auto: {takes:g} with {holds} in flight; no published schedule has these chunks and this placement"
     fastest = min(others, key=_by_time)
-    fitting = [each for each in others if wanted.fits(each.peaks)]
+    fitting = [each for each in others if fits(each.peaks, wanted.caps)]
     sentence = "auto: " + (
         _against(min(fitting, key=_by_time), takes, holds) if fitting else f"{takes:g} with {holds} in flight"
     )
-    if not wanted.fits(fastest.peaks) and fastest.makespan < takes:
+    if not fits(fastest.peaks, wanted.caps) and fastest.makespan < takes:
         name, theirs = fastest.name, max(fastest.peaks)
         sentence += f"; {name} takes {fastest.makespan:g} with {theirs}, beyond the memory cap"
     return sentence

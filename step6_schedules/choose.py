@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from step0_monolith.options import Options, UsageError, one_of, option, optional, whole
-from step5_orchestrator.choose import Choice, caps_of, fixed, name_or_file, read_caps, table_from_file
+from step0_monolith.options import UsageError, one_of, option, optional, whole
+from step5_orchestrator.choose import Choice, MemoryOptions, caps_of, fixed, name_or_file, table_from_file
 from step5_orchestrator.costs import UNIT_COST, Cost, read_costs
 from step5_orchestrator.legality import check
 from step5_orchestrator.table import Table
@@ -16,7 +16,7 @@ NAMES = [*SCHEDULES, "auto"]
 
 
 @dataclass(frozen=True)
-class TableOptions(Options):
+class TableOptions(MemoryOptions):
     """What else decides about a table."""
 
     num_chunks: int | None = option(
@@ -38,9 +38,6 @@ class TableOptions(Options):
         None,
         optional(one_of("yes", "no")),
         "whether auto splits the backward into I and W (default: yes when --cost names I or W and no B)",
-    )
-    memory_cap: tuple[int, ...] | None = option(
-        None, optional(read_caps), "most chunk activations that a rank may hold: K, or K0,K1,... (default: no limit)"
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from step5_orchestrator.actions import Action, Value, is_given, makes, needs
 from step5_orchestrator.collector import paused_collector
 from step5_orchestrator.costs import UNIT_COST, Cost
+from step5_orchestrator.prediction import travel_times
 from step5_orchestrator.table import Table, make_table
 
 
@@ -22,10 +23,7 @@ def fill_with_weights(name: str, rows: Sequence[Sequence[Action]], cap: int, cos
     rank_of = {action.stage: rank for rank, row in enumerate(rows) for action in row}
     num_stages = len(rank_of)
     duration = {(op, stage): cost.of(Action(stage, op, 0)) for op in "FIW" for stage in rank_of}
-    travel = [0.0] * (num_stages + 1)
-    for boundary in range(1, num_stages):
-        if rank_of[boundary - 1] != rank_of[boundary]:
-            travel[boundary] = cost.message(boundary)
+    travel = travel_times([rank_of[stage] for stage in range(num_stages)], cost)
     todo = [deque(row) for row in rows]
     later: list[deque[Action]] = [deque() for _ in rows]
     held = [0] * len(rows)

@@ -11,11 +11,6 @@ def rank_of_stage(placement: str, num_ranks: int, stage: int) -> int:
     return place if placement == "loop" or chunk % 2 == 0 else num_ranks - 1 - place
 
 
-def stage_of(placement: str, num_ranks: int, rank: int, chunk: int) -> int:
-    """The stage that is a rank's chunk number `chunk`."""
-    return chunk * num_ranks + (rank if placement == "loop" or chunk % 2 == 0 else num_ranks - 1 - rank)
-
-
 def placement_of(table: Table) -> tuple[str, int | None]:
     """A table's placement, loop, v or "other", and its chunks a rank, None where ranks differ.
 

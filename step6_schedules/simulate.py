@@ -8,7 +8,7 @@ from functools import cached_property
 from step5_orchestrator.actions import Action, ends_flight, is_given, makes, needs, taker
 from step5_orchestrator.collector import paused_collector
 from step5_orchestrator.costs import UNIT_COST, Cost
-from step5_orchestrator.prediction import Timing, peak_in_flight, span, timing
+from step5_orchestrator.prediction import Timing, idle_share, peak_in_flight, span, timing
 from step5_orchestrator.table import Table
 
 
@@ -32,8 +32,7 @@ class Simulation:
     @cached_property
     def bubble(self) -> float:
         """Idle share of ranks x makespan, 0..1."""
-        busy = sum(end - start for start, end in self.times.values())
-        return 1 - busy / (self.table.num_ranks * self.makespan)
+        return idle_share(self.table, self.cost, self.makespan)
 
     @cached_property
     def peak_in_flight(self) -> list[int]:

@@ -86,3 +86,24 @@ def test_memory_caps_of_the_third_page():
     says(
         "tables.md", f"{slots} slots with {first} in flight, " + ", ".join(f"{a} with {b}" for a, b in others) + ". No"
     )
+
+
+def test_three_meanings_of_bubble():
+    cost = costs(40, 80)
+    for name in ("1f1b", "zb-h2"):
+        found = Simulation(SCHEDULES[name](4, 8), cost)
+        ours, megatron, paper = found.bubble, found.makespan / 960 - 1, 1 - 960 / found.max_span
+        shown = f"{paper:.3f}" if paper else "0"
+        says("beyond_1f1b.md", f"{name} {ours:.3f}, {megatron:.3f}, {shown}")
+
+
+def idle_slots(table, rank):
+    times = Simulation(table, costs(1, 1)).times
+    return {*range(38)} - {int(times[action][0]) for action in table.rows[rank]}
+
+
+def test_where_interleaving_waits_and_what_is_found_does_not():
+    ours = idle_slots(find(Wanted(4, 8, 2, "loop", False, costs(1, 1))), 0)
+    published = idle_slots(SCHEDULES["interleaved"](4, 8), 0)
+    assert (ours - published, published - ours) == ({8, 9, 10}, {14, 15, 26})
+    says("tables.md", "idle three slots later on instead (14, 15 and 26)")

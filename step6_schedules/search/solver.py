@@ -38,7 +38,7 @@ class Solver:
         if rows is None:
             return False
         makespan, start, peaks = times(self.p, rows)
-        if not fits(self.p, peaks) or (makespan, max(peaks)) >= (self.best, max(self.peaks or [0])):
+        if not fits(peaks, self.p.caps) or (makespan, max(peaks)) >= (self.best, max(self.peaks or [0])):
             return False
         faster = makespan < self.best
         self.best, self.rows, self.peaks, self.start = makespan, rows, peaks, start

@@ -41,6 +41,6 @@ def times(p: Problem, rows: Rows) -> tuple[float, Starts, list[int]]:
     return max(free), start, peaks
 
 
-def fits(p: Problem, peaks: Sequence[int]) -> bool:
+def fits(peaks: Sequence[int], caps: Sequence[int] | None) -> bool:
     """Whether these peaks stay within the caps."""
-    return p.caps is None or all(a <= b for a, b in zip(peaks, p.caps, strict=True))
+    return caps is None or all(peak <= cap for peak, cap in zip(peaks, caps, strict=True))
