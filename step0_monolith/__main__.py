@@ -1,5 +1,6 @@
 """python -m step0_monolith: trains the whole model in one process."""
 
+from step0_monolith.checkpoints import CheckpointOptions
 from step0_monolith.config import Config
 from step0_monolith.files import check_writable
 from step0_monolith.options import parse, run_program
@@ -7,9 +8,10 @@ from step0_monolith.train import ResultOptions, result_of, train
 
 
 def main() -> None:
-    config, output = parse("python -m step0_monolith", __doc__, {Config: None, ResultOptions: None})
+    takes = {Config: None, CheckpointOptions: None, ResultOptions: None}
+    config, checkpoints, output = parse("python -m step0_monolith", __doc__, takes)
     check_writable("--result", output.result)
-    trained = train(config, show=True)
+    trained = train(config, show=True, checkpoints=checkpoints)
     result = result_of(config, trained)
     num_parameters = sum(p.numel() for layer in trained.layers for p in layer.parameters())
     print(f"monolith: {config.num_layers} layers, width {config.width}, {num_parameters:,} parameters")

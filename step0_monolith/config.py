@@ -24,7 +24,7 @@ class Config(Options):
     width: int = option(128, whole(1, 1_000_000), "features between two layers")
     batch_size: int = option(64, whole(1, 10_000_000), "rows in a batch")
     num_microbatches: int = option(8, whole(1), "pieces that each batch is cut into")
-    num_iterations: int = option(300, whole(1), "optimizer steps")
+    num_iterations: int = option(300, whole(1), "batches to train on, each followed by a step of the optimizer")
     seed: int = option(0, whole(0), "seed of the initial weights and of the order of the rows")
     learning_rate: float = option(
         None,
@@ -40,6 +40,14 @@ class Config(Options):
     warmup_iterations: int = option(0, whole(0), "iterations of warmup-cosine in which the step size still grows")
     max_grad_norm: float | None = option(
         None, optional(number(above=0)), "largest norm of all gradients together (default: any)"
+    )
+    accumulate: int = option(
+        1, whole(1, 1_000_000), "iterations whose gradients are added up before each step of the optimizer"
+    )
+    on_nonfinite: str = option(
+        "stop",
+        one_of("stop", "skip"),
+        "what to do when a loss or a gradient is no finite number: end the run, or leave that update out",
     )
     data: str = option("digits", one_of("digits", "random"), "real handwritten digits, or random rows for measuring")
     dtype: str = option("float32", one_of("float32", "float64", "bfloat16"), "type of weights and activations")
@@ -62,6 +70,21 @@ class Config(Options):
             )
         if self.data == "digits" and self.batch_size > NUM_TRAIN_ROWS:
             raise UsageError(f"--batch-size {self.batch_size} is more than the {NUM_TRAIN_ROWS} training rows")
+        if self.data == "digits" and self.batch_size * self.accumulate > NUM_TRAIN_ROWS:
+            raise UsageError(
+                f"--accumulate {self.accumulate} times --batch-size {self.batch_size} is more than the "
+                f"{NUM_TRAIN_ROWS} training rows"
+            )
+        if self.batch_size * self.accumulate > 10_000_000:
+            raise UsageError(
+                f"--accumulate {self.accumulate} times --batch-size {self.batch_size} is more than 10,000,000 rows"
+            )
+        for flag, value in (("num-iterations", self.num_iterations), ("warmup-iterations", self.warmup_iterations)):
+            if value % self.accumulate:
+                raise UsageError(
+                    f"--{flag} {value} is not a multiple of --accumulate {self.accumulate}, so that the last "
+                    f"{value % self.accumulate} would not make an update"
+                )
 
     @property
     def torch_dtype(self) -> torch.dtype:

@@ -32,20 +32,30 @@ def _order_of_epoch(seed: int, epoch: int) -> Tensor:
     return torch.randperm(NUM_TRAIN_ROWS, generator=generator_for(seed, "epoch", epoch))
 
 
-def batch(config: Config, iteration: int) -> tuple[Tensor, Tensor]:
+@lru_cache(maxsize=2)
+def _random_rows(seed: int, update: int, num_rows: int) -> tuple[Tensor, Tensor]:
+    generator = generator_for(seed, "batch", update)
+    inputs = torch.randn(num_rows, NUM_FEATURES, generator=generator)
+    return inputs, torch.randint(NUM_CLASSES, (num_rows,), generator=generator)
+
+
+def batch(config: Config, iteration: int, replica: int = 0, num_replicas: int = 1) -> tuple[Tensor, Tensor]:
     """The batch of one iteration: inputs (batch_size, 64) in the run's dtype and labels (batch_size,).
 
     Depends on the seed and the iteration alone, so that any process can ask for any batch at any time. Each epoch has
-    its own order; the rows that do not fill a last batch are left out of that epoch.
+    its own order; the rows that do not fill a last batch are left out of that epoch. Where several iterations make one
+    update (`accumulate`), their batches are the pieces of the batch that is so many times as large. With replicas each
+    has its own piece of the batch.
     """
+    update, part = divmod(iteration, config.accumulate)
+    pieces = torch.arange(config.batch_size).tensor_split(num_replicas)
+    own = pieces[replica] + part * config.batch_size
+    rows_an_update = config.batch_size * config.accumulate
     if config.data == "random":
-        generator = generator_for(config.seed, "batch", iteration)
-        inputs = torch.randn(config.batch_size, NUM_FEATURES, generator=generator)
-        labels = torch.randint(NUM_CLASSES, (config.batch_size,), generator=generator)
-        return inputs.to(config.torch_dtype), labels
-    epoch, position = divmod(iteration, NUM_TRAIN_ROWS // config.batch_size)
-    start = position * config.batch_size
-    rows = _order_of_epoch(config.seed, epoch)[start : start + config.batch_size]
+        inputs, labels = _random_rows(config.seed, update, rows_an_update)
+        return inputs[own].to(config.torch_dtype), labels[own]
+    epoch, position = divmod(update, NUM_TRAIN_ROWS // rows_an_update)
+    rows = _order_of_epoch(config.seed, epoch)[own + position * rows_an_update]
     inputs, labels, _, _ = digits()
     return inputs[rows].to(config.torch_dtype), labels[rows]
 

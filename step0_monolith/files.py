@@ -29,6 +29,15 @@ def check_writable(flag: str, path: Path | None) -> None:
         raise UsageError(f"{flag} {given!r} cannot be written ({error.strerror}); choose another place") from None
 
 
+def sync(path: Path) -> None:
+    """Has the system put a file, or the list of files of a directory, on its disk now."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def write_whole(path: Path, write: Callable[[Path], None]) -> None:
     """Calls `write` with a temporary path beside `path`, then renames it into place.
 
@@ -40,6 +49,7 @@ def write_whole(path: Path, write: Callable[[Path], None]) -> None:
         handle, name = tempfile.mkstemp(prefix=".part-", suffix=path.suffix, dir=path.parent)
         os.close(handle)
         write(Path(name))
+        sync(Path(name))
         umask = os.umask(0)
         os.umask(umask)
         os.chmod(name, 0o666 & ~umask)  # mkstemp makes private files; the result is an ordinary one

@@ -106,6 +106,20 @@ def optional(inner: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
     return lambda flag, value: None if value is None else inner(flag, value)
 
 
+def switch(flag: str, value: Any) -> bool:
+    """A flag that takes no value: it is there or not."""
+    if not isinstance(value, bool):
+        raise UsageError(f"{flag} must be True or False, not {value!r}")
+    return value
+
+
+def folder(flag: str, value: Any) -> Path:
+    """A path of a directory, which need not be there yet."""
+    if str(value).strip() == "":
+        raise UsageError(f"{flag} {str(value)!r} is no name of a directory")
+    return Path(value)
+
+
 def output_file(*suffixes: str) -> Callable[[str, Any], Path]:
     """A path that ends in one of the suffixes; whether it can be written is checked by `files.check_writable`."""
 
@@ -143,6 +157,9 @@ def parse(prog: str, description: str, takes: dict[type[Options], Iterable[str] 
             choices = getattr(field.metadata["convert"], "names", None)
             if field.metadata["argument"]:
                 parser.add_argument(field.name, metavar=field.metadata["argument"], help=field.metadata["help"])
+                continue
+            if field.metadata["convert"] is switch:
+                parser.add_argument(flag_of(field.name), action="store_true", help=field.metadata["help"])
                 continue
             text = field.metadata["help"] + ("" if field.default is None else f" (default: {field.default})")
             parser.add_argument(

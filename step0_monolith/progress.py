@@ -8,17 +8,19 @@ from tqdm import tqdm
 class Progress:
     """Shows the loss of some ten iterations as lines, and a bar on a terminal; nothing when `show` is false."""
 
-    def __init__(self, num_iterations: int, show: bool) -> None:
+    def __init__(self, num_iterations: int, show: bool, done: int = 0) -> None:
+        """done: iterations that an earlier run has done already."""
         self._num_iterations = num_iterations
         self._show = show
         self._every = max(1, num_iterations // 10)
-        self._done = 0
+        self._done = done
         self._bar = None
 
     def __enter__(self) -> "Progress":
         if self._show:
             self._bar = tqdm(
                 total=self._num_iterations,
+                initial=self._done,
                 unit="it",
                 leave=False,
                 disable=sys.stderr is None or not sys.stderr.isatty(),

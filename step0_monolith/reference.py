@@ -17,17 +17,21 @@ def forward_backward(
     *,
     seed: int = 0,
     iteration: int = 0,
+    first_microbatch: int = 0,
+    weight: int | None = None,
 ) -> Tensor:
     """Runs one batch forward and backward, microbatch by microbatch, and returns the batch's loss (a float64 scalar).
 
     Adds each parameter's gradient into `.grad`, in ascending order of the microbatches: the order that every schedule
-    keeps, which is why their sums have the same bits.
+    keeps, which is why their sums have the same bits. first_microbatch: the number of the first, for dropout's draws.
+    weight: rows that the shares are divided by (default: those of this batch that count); where the batch is a piece
+    of a larger one, the rows of the whole, and the loss is this piece's share of the whole's.
     """
     # BEGIN SOLUTION step0.forward_backward
-    weight = batch_weight(targets)
+    weight = batch_weight(targets) if weight is None else weight
     shares = []
     pieces = zip(microbatches(inputs, num_microbatches), microbatches(targets, num_microbatches), strict=True)
-    for index, (piece, piece_targets) in enumerate(pieces):
+    for index, (piece, piece_targets) in enumerate(pieces, first_microbatch):
         (output,) = run_layers(modules, (piece,), draw=Draw(seed, iteration, index))
         share = loss_share(output, piece_targets, weight)
         if share.requires_grad:

@@ -1,19 +1,41 @@
 """Training the whole model in one process."""
 
+import contextlib
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from step0_monolith.checkpoints import Checkpoint, CheckpointDirectory, CheckpointOptions, write_file
 from step0_monolith.config import Config
 from step0_monolith.data import batch, test_set
+from step0_monolith.loss import batch_weight
 from step0_monolith.model import Layer, layers
 from step0_monolith.options import Options, option, optional, output_file
+from step0_monolith.payload import PayloadError, pack, unpack
 from step0_monolith.progress import Progress
 from step0_monolith.reference import evaluate, forward_backward
 from step0_monolith.result import Result, weights_sha256
-from step0_monolith.update import make_optimizer, norm_of, squared_norms, step
+from step0_monolith.resume import (
+    History,
+    check_fits,
+    check_start,
+    due,
+    history_from,
+    manifest,
+    random_state,
+    restore_random_state,
+    resumed,
+)
+from step0_monolith.state import collect, restore
+from step0_monolith.update import are_finite, learning_rate, make_optimizer, norm_of, not_finite, squared_norms
+from step0_monolith.update import step as update_weights
+from step0_monolith.update import stopped
+
+NO_CHECKPOINTS = CheckpointOptions()
+FILE = "rank-0.safetensors"
 
 
 @dataclass(frozen=True)
@@ -23,38 +45,127 @@ class ResultOptions(Options):
     result: Path | None = option(None, optional(output_file(".json")), "file for the result, a JSON object")
 
 
-@dataclass
-class Trained:
-    """The trained layers, the loss of each iteration and its seconds."""
+class Training:
+    """The whole model in one process: its layers, its optimizer, and what has been done so far."""
 
-    layers: list[Layer]
-    losses: list[float] = field(default_factory=list)
-    iteration_seconds: list[float] = field(default_factory=list)
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.layers: list[Layer] = layers(config)
+        self.parameters = [p for layer in self.layers for p in layer.parameters()]
+        self.optimizer = make_optimizer(config, self.parameters)
+        self.history = History()
+        self.updates = 0
+        self._wrong: str | None = None
+
+    @property
+    def losses(self) -> list[float]:
+        """The loss of each iteration so far."""
+        return self.history.losses
+
+    def step(self) -> float:
+        """One iteration; returns its loss, the mean over the batch before the update.
+
+        Raises RunError for a loss or a gradient that is not finite, before anything is updated, or leaves that update
+        out (`on_nonfinite`).
+        """
+        start, config, iteration = time.perf_counter(), self.config, len(self.losses)
+        inputs, targets = batch(config, iteration)
+        update, part = divmod(iteration, config.accumulate)
+        if part == 0:
+            self.optimizer.zero_grad()
+            self._wrong = None
+        share = forward_backward(
+            self.layers,
+            inputs,
+            targets,
+            config.num_microbatches,
+            seed=config.seed,
+            iteration=update,
+            first_microbatch=part * config.num_microbatches,
+            weight=batch_weight(targets) * config.accumulate,
+        )
+        loss = share.item() * config.accumulate
+        norm = None if config.max_grad_norm is None else norm_of(squared_norms(self.parameters))
+        places = None if are_finite(self.parameters) else "the model"
+        self._wrong = not_finite(iteration, loss, places, norm) or self._wrong
+        if self._wrong and config.on_nonfinite == "stop":
+            raise stopped(self._wrong)
+        if part == config.accumulate - 1 and not self._wrong:
+            update_weights(self.optimizer, learning_rate(config, self.updates), norm, config.max_grad_norm)
+            self.updates += 1
+        self.history.losses.append(loss)
+        self.history.iteration_seconds.append(time.perf_counter() - start)
+        return loss
+
+    def save(self, directory: CheckpointDirectory) -> None:
+        """Writes a checkpoint of what has been done so far."""
+        state, (tensors, scalars) = collect(dict(enumerate(self.layers)), self.optimizer), random_state()
+        data = pack(
+            {**state.tensors, **self.history.tensors(), **tensors},
+            {**state.scalars, **scalars, "updates": self.updates},
+        )
+        part = directory.part(len(self.losses), "monolith")
+        write_file(part / FILE, data)
+        entry = {
+            "bytes": len(data),
+            "sha256": unpack(data).sha256,
+            "layers": list(range(len(self.layers))),
+            "tensors": sorted(state.tensors),
+        }
+        directory.publish(
+            part, manifest(self.config, len(self.losses), {FILE: entry}, schedule=None, num_ranks=1, data_parallel=1)
+        )
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Takes over a checkpoint of any number of ranks. Raises PayloadError for one that is damaged."""
+        payloads = checkpoint.payloads(range(len(self.layers)), also=FILE)
+        if FILE not in payloads:
+            raise PayloadError(f"checkpoint {str(checkpoint.path)!r} has no file {FILE!r}")
+        restore(dict(enumerate(self.layers)), self.optimizer, list(payloads.values()))
+        self.history = history_from(payloads[FILE], checkpoint.iteration)
+        self.updates = payloads[FILE].scalars["updates"]
+        if checkpoint.manifest["num_ranks"] == 1:
+            restore_random_state(payloads[FILE])
 
 
-def train(config: Config, *, show: bool = False) -> Trained:
-    """Trains the monolith for `config.num_iterations`; sets the process's number of threads."""
+@contextlib.contextmanager
+def opened(options: CheckpointOptions, config: Config) -> Iterator[CheckpointDirectory | None]:
+    """The directory of the run's checkpoints, locked; None without one. Raises UsageError when it cannot be used."""
+    if options.checkpoint_dir is None:
+        yield None
+        return
+    directory = CheckpointDirectory(options.checkpoint_dir, options.keep_checkpoints)
+    directory.lock()
+    try:
+        check_start(options, config, directory.iterations())
+        yield directory
+    finally:
+        directory.close()
+
+
+def train(config: Config, *, show: bool = False, checkpoints: CheckpointOptions = NO_CHECKPOINTS) -> Training:
+    """Trains the monolith for `config.num_iterations`; sets the process's number of threads.
+
+    checkpoints: where it saves what it has done, and whether it goes on from there.
+    """
     torch.set_num_threads(config.threads)
-    trained = Trained(layers(config))
-    parameters = [p for layer in trained.layers for p in layer.parameters()]
-    optimizer = make_optimizer(config, parameters)
-    with Progress(config.num_iterations, show) as progress:
-        for iteration in range(config.num_iterations):
-            start = time.perf_counter()
-            inputs, targets = batch(config, iteration)
-            optimizer.zero_grad()
-            loss = forward_backward(
-                trained.layers, inputs, targets, config.num_microbatches, seed=config.seed, iteration=iteration
-            )
-            norm = None if config.max_grad_norm is None else norm_of(squared_norms(parameters))
-            step(config, optimizer, iteration, norm)
-            trained.losses.append(loss.item())
-            trained.iteration_seconds.append(time.perf_counter() - start)
-            progress.advance(trained.losses[-1])
-    return trained
+    with opened(checkpoints, config) as directory:
+        training = Training(config)
+        if checkpoints.resume:
+            newest = directory.newest()
+            changed = [] if newest is None else check_fits(config, newest)
+            print(resumed(newest, changed, checkpoints.checkpoint_dir), flush=True)
+            if newest is not None:
+                training.load(newest)
+        with Progress(config.num_iterations, show, done=len(training.losses)) as progress:
+            while len(training.losses) < config.num_iterations:
+                progress.advance(training.step())
+                if due(checkpoints, len(training.losses), config.num_iterations):
+                    training.save(directory)
+    return training
 
 
-def result_of(config: Config, trained: Trained) -> Result:
+def result_of(config: Config, training: Training) -> Result:
     """The monolith's result: no schedule, no bubble, nothing sent, one microbatch in flight."""
     test = test_set(config)
     return Result(
@@ -62,10 +173,10 @@ def result_of(config: Config, trained: Trained) -> Result:
         num_ranks=1,
         num_stages=1,
         num_microbatches=config.num_microbatches,
-        losses=trained.losses,
-        iteration_seconds=trained.iteration_seconds,
-        test_accuracy=evaluate(trained.layers, *test, config.num_microbatches)["accuracy"] if test else None,
-        weights_sha256=weights_sha256(p for layer in trained.layers for p in layer.parameters()),
+        losses=training.losses,
+        iteration_seconds=training.history.iteration_seconds,
+        test_accuracy=evaluate(training.layers, *test, config.num_microbatches)["accuracy"] if test else None,
+        weights_sha256=weights_sha256(training.parameters),
         bubble=None,
         peak_in_flight=[1],
         bytes_sent=[0],

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from step0_monolith.config import Config
+from step0_monolith.options import RunError
 
 # As in torch.nn.utils.clip_grad_norm_: keeps the division finite when the norm is 0.
 NORM_EPSILON = 1e-6
@@ -20,17 +21,18 @@ def make_optimizer(config: Config, parameters: Iterable[nn.Parameter]) -> torch.
     return kinds[config.optimizer]([{"params": list(parameters)}], lr=config.learning_rate, foreach=True)
 
 
-def learning_rate(config: Config, iteration: int) -> float:
-    """The step size of an iteration: a function of its number alone, so that any rank and any resumed run agree.
+def learning_rate(config: Config, update: int) -> float:
+    """The step size of an update: a function of its number alone, so that any rank and any resumed run agree.
 
     warmup-cosine grows in a straight line to `config.learning_rate` over the warmup, then falls along half a cosine
-    that would reach 0 one iteration after the last.
+    that would reach 0 one update after the last. One update is made of `config.accumulate` iterations.
     """
     if config.lr_schedule == "constant":
         return config.learning_rate
-    if iteration < config.warmup_iterations:
-        return config.learning_rate * (iteration + 1) / config.warmup_iterations
-    done = (iteration - config.warmup_iterations) / (config.num_iterations - config.warmup_iterations)
+    warmup, num_updates = (n // config.accumulate for n in (config.warmup_iterations, config.num_iterations))
+    if update < warmup:
+        return config.learning_rate * (update + 1) / warmup
+    done = (update - warmup) / (num_updates - warmup)
     return config.learning_rate * 0.5 * (1 + math.cos(math.pi * done))
 
 
@@ -57,10 +59,43 @@ def clip(parameters: Iterable[nn.Parameter], norm: float, max_norm: float) -> No
                 parameter.grad.mul_(factor)
 
 
-def step(config: Config, optimizer: torch.optim.Optimizer, iteration: int, norm: float | None) -> None:
-    """One update of the optimizer's parameters. norm: of all gradients of the model; needed to clip."""
+def are_finite(parameters: Iterable[nn.Parameter]) -> bool:
+    """Whether every element of every gradient is a finite number."""
+    gradients = [p.grad for p in parameters if p.grad is not None and p.numel()]
+    # The largest magnitude of all, which is NaN where any element is.
+    return not gradients or bool(nn.utils.get_total_norm(gradients, math.inf).isfinite())
+
+
+def not_finite(iteration: int, loss: float, places: str | None, norm: float | None = None) -> str | None:
+    """What is wrong with an iteration (counted from 0), in words; None when nothing is.
+
+    places: where gradients are not finite, such as "stage 1", if anywhere. norm: of all gradients, where it is known.
+    """
+    wrong = [] if math.isfinite(loss) else [f"the loss is {loss}"]
+    if places is not None:
+        wrong.append(f"gradients of {places} are not finite")
+    elif norm is not None and not math.isfinite(norm):
+        wrong.append(f"the norm of all gradients is {norm}")
+    return f"iteration {iteration + 1}: {' and '.join(wrong)}" if wrong else None
+
+
+def stopped(wrong: str) -> RunError:
+    """The error that ends a run under `--on-nonfinite stop`."""
+    return RunError(
+        f"{wrong}; nothing was updated. Lower --learning-rate, or leave such updates out with --on-nonfinite skip"
+    )
+
+
+def step(
+    optimizer: torch.optim.Optimizer, learning_rate: float | None, norm: float | None, max_norm: float | None
+) -> None:
+    """One update of the optimizer's parameters.
+
+    learning_rate: its step size (None: as it is). norm: of all gradients of the model; needed with `max_norm`, to clip.
+    """
     for group in optimizer.param_groups:
-        group["lr"] = learning_rate(config, iteration)
-        if config.max_grad_norm is not None:
-            clip(group["params"], norm, config.max_grad_norm)
+        if learning_rate is not None:
+            group["lr"] = learning_rate
+        if max_norm is not None:
+            clip(group["params"], norm, max_norm)
     optimizer.step()

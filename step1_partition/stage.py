@@ -24,8 +24,8 @@ class Stage:
         self._copies_input = _starts_in_place(modules)
 
     def parameters(self) -> list[nn.Parameter]:
-        """All parameters, in layer order."""
-        return [parameter for module in self.modules for parameter in module.parameters()]
+        """All parameters, in layer order; one that two modules share is there once."""
+        return list({id(p): p for module in self.modules for p in module.parameters()}.values())
 
     @property
     def in_flight(self) -> int:

@@ -31,21 +31,24 @@ class Messages:
 
     def __init__(self, world: World, edges: Iterable[Edge], travel_seconds: float = 0.0) -> None:
         """Opens this rank's part of `edges`; every rank gives the same list. travel_seconds: what each message takes at
-        least, to emulate a slow network.
+        least, to emulate a slow network. Where the world is one of several parts, all of them open theirs.
         """
         self.world = world
         self._channels: dict[Edge, Channel] = {}
         # Every rank opens every edge, in one common order: torch numbers groups as they are opened, so that the members
         # of a group recognise each other by that number, and nobody waits in a circle.
         for edge in sorted(set(edges)):
-            direction, source, destination = edge
-            members = sorted((source, destination))
-            if world.rank not in members:
-                dist.new_group(members, timeout=world.timeout)
-                continue
-            with world.watch.waiting(f"opening the edge {direction} {source} to {destination}", _other(world, edge)):
-                group = dist.new_group(members, timeout=world.timeout)
-            self._channels[edge] = Channel(world, direction, source, destination, group, travel_seconds)
+            for ranks in world.parts:
+                # Below this class ranks are those of the whole world, so that errors name them.
+                direction, source, destination = edge[0], ranks[edge[1]], ranks[edge[2]]
+                members = sorted((source, destination))
+                if world.whole.rank not in members:
+                    dist.new_group(members, timeout=world.timeout)
+                    continue
+                peer = destination if world.whole.rank == source else source
+                with world.watch.waiting(f"opening the edge {direction} {source} to {destination}", peer):
+                    group = dist.new_group(members, timeout=world.timeout)
+                self._channels[edge] = Channel(world.whole, direction, source, destination, group, travel_seconds)
         world.at_close.append(self.close)
 
     def channel(self, direction: str, source: int, destination: int) -> Channel:
@@ -112,8 +115,3 @@ class Messages:
 
 def _now_or_later(handle: Handle, wait: bool) -> Tensors | Handle:
     return handle.wait() if wait else handle
-
-
-def _other(world: World, edge: Edge) -> int:
-    _, source, destination = edge
-    return destination if world.rank == source else source

@@ -5,8 +5,8 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 
@@ -22,7 +22,7 @@ from step2_comms.watch import Watch
 
 @dataclass
 class World:
-    """This rank's view of the running group."""
+    """This rank's view of the running group, or of a part of it (`part`), where ranks are counted from 0 again."""
 
     rank: int
     size: int
@@ -33,17 +33,48 @@ class World:
     watch: Watch
     at_close: list[Callable[[], None]] = field(default_factory=list)  # called when the block of open_world ends
     _exchanges: Counter[str] = field(default_factory=Counter)
+    _whole: "World | None" = None
+    _parts: tuple[tuple[int, ...], ...] = ()
+    group: dist.ProcessGroup | None = None  # of the part; None: of all ranks
+
+    @property
+    def whole(self) -> "World":
+        """The world of all ranks."""
+        return self._whole or self
+
+    @property
+    def parts(self) -> tuple[tuple[int, ...], ...]:
+        """All parts that the ranks are divided into, each with the ranks of the whole; this world is one of them."""
+        return self._parts or (tuple(range(self.size)),)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """For each rank of this world its rank in the whole."""
+        return next(part for part in self.parts if self.whole.rank in part)
+
+    def part(self, parts: Sequence[Sequence[int]], group: dist.ProcessGroup) -> "World":
+        """The part that this rank is in, as a world of its own; `group` is its process group.
+
+        parts: ranks of this world, each in one part. Called on every rank with the same parts.
+        """
+        parts = tuple(map(tuple, parts))
+        own = next(part for part in parts if self.rank in part)
+        return replace(
+            self, rank=own.index(self.rank), size=len(own), _exchanges=Counter(), _whole=self, _parts=parts, group=group
+        )
 
     def new_key(self, name: str) -> str:
         """A key of the job's store for one exchange; all who take part ask for `name` equally often."""
         self._exchanges[name] += 1
-        return f"{name}/{self._exchanges[name]}"
+        within = f"part {self.ranks[0]}/" if self._parts else ""
+        return f"{within}{name}/{self._exchanges[name]}"
 
     def fetch(self, key: str, call: str, peer: int) -> bytes:
         """The value that rank `peer` puts into the job's store as `key`; `call` says what this rank waits in.
 
         Raises RunError that names the root when the timeout passes or `peer` ends before: `store.get` would not notice.
         """
+        peer = self.ranks[peer]
         deadline, pause = time.monotonic() + self.timeout.total_seconds(), 0.001
         with self.watch.waiting(call, peer):
             while not self.store.check([key]):
@@ -64,19 +95,27 @@ class World:
         """Every rank's value on rank 0, in rank order; None elsewhere. For results, never inside an iteration."""
         values = [None] * self.size if self.rank == 0 else None
         with self.watch.waiting("gather of results"):
-            dist.gather_object(value, values, dst=0)
+            dist.gather_object(value, values, dst=self.ranks[0], group=self.group)
+        return values
+
+    def gather_everywhere(self, value: object) -> list:
+        """Every rank's value on every rank, in rank order. Never inside an iteration."""
+        values = [None] * self.size
+        with self.watch.waiting("exchange among all ranks"):
+            dist.all_gather_object(values, value, group=self.group)
         return values
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum of all ranks' CPU tensors, on every rank, in place."""
         with self.watch.waiting("sum over all ranks"):
-            dist.all_reduce(tensor)
+            dist.all_reduce(tensor, group=self.group)
         return tensor
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> torch.Tensor:
         """Sends a CPU tensor from one rank to all, in place."""
-        with self.watch.waiting(f"broadcast from rank {source}", None if source == self.rank else source):
-            dist.broadcast(tensor, source)
+        origin = self.ranks[source]
+        with self.watch.waiting(f"broadcast from rank {origin}", None if source == self.rank else origin):
+            dist.broadcast(tensor, origin, group=self.group)
         return tensor
 
 

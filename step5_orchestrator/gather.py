@@ -24,11 +24,11 @@ def gather_parameters(world: World, stages: Mapping[int, Stage], rank_of_stage: 
         elif world.rank == 0:
             for shape, dtype in layouts[owner][index]:
                 tensor = torch.empty(shape, dtype=dtype)
-                with world.watch.waiting(f"recv of the weights of stage {index}", owner):
-                    dist.recv(tensor, owner)
+                with world.watch.waiting(f"recv of the weights of stage {index}", world.ranks[owner]):
+                    dist.recv(tensor, world.ranks[owner])
                 gathered.append(tensor)
         elif world.rank == owner:
             for tensor in own[index]:
-                with world.watch.waiting(f"send of the weights of stage {index}", 0):
-                    dist.send(tensor, 0)
+                with world.watch.waiting(f"send of the weights of stage {index}", world.ranks[0]):
+                    dist.send(tensor, world.ranks[0])
     return gathered if world.rank == 0 else None
