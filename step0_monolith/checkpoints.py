@@ -58,19 +58,20 @@ class Checkpoint:
         """Iterations done."""
         return self.manifest["iteration"]
 
-    def payloads(self, layers: Iterable[int], also: str | None = None) -> dict[str, Payload]:
-        """The files that hold any of `layers`, and the file `also` if there is one, checked, by name.
-
-        Raises PayloadError for one that is damaged, missing, or not the one that was saved.
-        """
+    def payloads(self, layers: Iterable[int]) -> dict[str, Payload]:
+        """The files that hold any of `layers`, by name. Raises PayloadError, as `payload` does."""
         wanted = set(layers)
-        files = self.manifest["files"]
-        names = [name for name, entry in files.items() if name == also or wanted & set(entry["layers"])]
-        return {name: self._read(name, files[name]) for name in names}
+        return {
+            name: self.payload(name) for name, entry in self.manifest["files"].items() if wanted & {*entry["layers"]}
+        }
 
-    def _read(self, name: str, entry: Mapping[str, Any]) -> Payload:
+    def payload(self, name: str) -> Payload:
+        """What a file holds, checked. Raises PayloadError when it is damaged, missing, or not what was saved."""
         what = f"checkpoint {str(self.path / name)!r}"
         try:
+            if name not in self.manifest["files"]:
+                raise PayloadError(f"{what} was not saved{self.way_out()}")
+            entry = self.manifest["files"][name]
             size = (self.path / name).stat().st_size
             if size != entry["bytes"]:
                 raise PayloadError(f"{what} has {size} bytes, and {entry['bytes']} were saved{self.way_out()}")
@@ -115,7 +116,9 @@ class CheckpointDirectory:
                 if time.monotonic() > deadline:
                     who = os.pread(self._lock, 100, 0).decode(errors="replace").strip() or "another run"
                     os.close(self._lock)
-                    raise UsageError(f"{given}: {who} writes there; wait for its end, or choose another place") from None
+                    raise UsageError(
+                        f"{given}: {who} writes there; wait for its end, or choose another place"
+                    ) from None
                 time.sleep(0.05)
             except OSError as error:
                 raise UsageError(f"{given} cannot be locked ({error.strerror}); choose another place") from None
@@ -141,7 +144,11 @@ class CheckpointDirectory:
     def newest(self) -> Checkpoint | None:
         """The newest whole checkpoint. Raises PayloadError when its manifest is damaged."""
         iterations = self.iterations()
-        return _open(self._path_of(iterations[-1])) if iterations else None
+        return self.at(iterations[-1]) if iterations else None
+
+    def at(self, iteration: int) -> Checkpoint:
+        """The checkpoint of an iteration. Raises PayloadError when it is not there or its manifest is damaged."""
+        return _open(self._path_of(iteration))
 
     def part(self, iteration: int, run: str) -> Path:
         """Where the checkpoint of an iteration is written; the same for all ranks of the run called `run`."""

@@ -73,6 +73,11 @@ def unpack(data: bytes, what: str = "the payload") -> Payload:
     return Payload(tensors, scalars, digest)
 
 
+def checksum(data: bytes) -> str:
+    """The checksum that `pack` has put into the bytes."""
+    return _header(data, "the payload")[0]["__metadata__"]["sha256"]
+
+
 def _header(data: bytes, what: str) -> tuple[dict[str, Any], int]:
     """The header, and where it ends; checks that all bytes are there that it promises."""
     size = 8 + int.from_bytes(data[:8], "little")

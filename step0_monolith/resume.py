@@ -39,26 +39,27 @@ def history_from(payload: Payload, iteration: int) -> History:
     return History(*(x.tolist() for x in found))
 
 
-def random_state(device: torch.device | str = "cpu") -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The state of this process's random generators, of torch and of Python, as tensors and scalars of a payload.
+def random_state(rank: int = 0, device: torch.device | str = "cpu") -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The state of a rank's random generators, of torch and of Python, as tensors and scalars of a payload.
 
     Nothing of the course draws from them (see seeds.py), but a module of a user's own may.
     """
-    tensors = {"random/torch": torch.get_rng_state()}
+    tensors = {f"random/{rank}/torch": torch.get_rng_state()}
     if torch.device(device).type == "cuda":
-        tensors["random/cuda"] = torch.cuda.get_rng_state(device)
+        tensors[f"random/{rank}/cuda"] = torch.cuda.get_rng_state(device)
     version, numbers, gauss = random.getstate()
     return tensors, {"random": [version, list(numbers), gauss]}
 
 
-def restore_random_state(payload: Payload, device: torch.device | str = "cpu") -> None:
+def restore_random_state(payload: Payload, rank: int = 0, device: torch.device | str = "cpu") -> None:
     """Sets the generators to what was saved. Raises PayloadError for what is no such state."""
     try:
         version, numbers, gauss = payload.scalars["random"]
         random.setstate((version, tuple(numbers), gauss))
-        torch.set_rng_state(payload.tensors["random/torch"].clone())
-        if torch.device(device).type == "cuda" and "random/cuda" in payload.tensors:
-            torch.cuda.set_rng_state(payload.tensors["random/cuda"].clone(), device)
+        torch.set_rng_state(payload.tensors[f"random/{rank}/torch"].clone())
+        cuda = payload.tensors.get(f"random/{rank}/cuda")
+        if torch.device(device).type == "cuda" and cuda is not None:
+            torch.cuda.set_rng_state(cuda.clone(), device)
     except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise PayloadError(f"the random state cannot be read: {error}") from None
 

@@ -122,6 +122,8 @@ def _merged(payloads: Sequence[Payload]) -> dict[str, Tensor]:
     merged: dict[str, Tensor] = {}
     for payload in payloads:
         for name, value in payload.tensors.items():
+            if "/" in name and not name.startswith("optimizer/"):
+                continue  # a rank's own, such as its random state
             other = merged.setdefault(name, value)
             if other is not value and not _same(other, value):
                 raise PayloadError(f"two payloads have different values of {name}")
@@ -172,7 +174,9 @@ def _optimizer_entries(optimizer: torch.optim.Optimizer, payloads: Sequence[Payl
         if not isinstance(saved, dict) or not isinstance(saved.get("parameters"), dict):
             raise PayloadError("a payload holds no optimizer's state")
         if saved.get("class") != type(optimizer).__name__:
-            raise PayloadError(f"it was saved by the optimizer {saved.get('class')}, and this is {type(optimizer).__name__}")
+            raise PayloadError(
+                f"it was saved by the optimizer {saved.get('class')}, and this is {type(optimizer).__name__}"
+            )
         for name, entry in saved["parameters"].items():
             if not isinstance(entry, dict) or not all(isinstance(entry.get(k), dict) for k in ("group", "state")):
                 raise PayloadError(f"the optimizer's entry of {name} cannot be read")

@@ -14,7 +14,7 @@ from step0_monolith.data import batch, test_set
 from step0_monolith.loss import batch_weight
 from step0_monolith.model import Layer, layers
 from step0_monolith.options import Options, option, optional, output_file
-from step0_monolith.payload import PayloadError, pack, unpack
+from step0_monolith.payload import checksum, pack
 from step0_monolith.progress import Progress
 from step0_monolith.reference import evaluate, forward_backward
 from step0_monolith.result import Result, weights_sha256
@@ -30,9 +30,8 @@ from step0_monolith.resume import (
     resumed,
 )
 from step0_monolith.state import collect, restore
-from step0_monolith.update import are_finite, learning_rate, make_optimizer, norm_of, not_finite, squared_norms
+from step0_monolith.update import are_finite, learning_rate, make_optimizer, norm_of, not_finite, squared_norms, stopped
 from step0_monolith.update import step as update_weights
-from step0_monolith.update import stopped
 
 NO_CHECKPOINTS = CheckpointOptions()
 FILE = "rank-0.safetensors"
@@ -102,13 +101,13 @@ class Training:
         state, (tensors, scalars) = collect(dict(enumerate(self.layers)), self.optimizer), random_state()
         data = pack(
             {**state.tensors, **self.history.tensors(), **tensors},
-            {**state.scalars, **scalars, "updates": self.updates},
+            {**state.scalars, **scalars, "updates": self.updates, "iterations": len(self.losses)},
         )
         part = directory.part(len(self.losses), "monolith")
         write_file(part / FILE, data)
         entry = {
             "bytes": len(data),
-            "sha256": unpack(data).sha256,
+            "sha256": checksum(data),
             "layers": list(range(len(self.layers))),
             "tensors": sorted(state.tensors),
         }
@@ -118,14 +117,13 @@ class Training:
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Takes over a checkpoint of any number of ranks. Raises PayloadError for one that is damaged."""
-        payloads = checkpoint.payloads(range(len(self.layers)), also=FILE)
-        if FILE not in payloads:
-            raise PayloadError(f"checkpoint {str(checkpoint.path)!r} has no file {FILE!r}")
+        payloads = checkpoint.payloads(range(len(self.layers)))
         restore(dict(enumerate(self.layers)), self.optimizer, list(payloads.values()))
-        self.history = history_from(payloads[FILE], checkpoint.iteration)
-        self.updates = payloads[FILE].scalars["updates"]
+        first = payloads.get(FILE) or checkpoint.payload(FILE)
+        self.history = history_from(first, checkpoint.iteration)
+        self.updates = first.scalars["updates"]
         if checkpoint.manifest["num_ranks"] == 1:
-            restore_random_state(payloads[FILE])
+            restore_random_state(first)
 
 
 @contextlib.contextmanager

@@ -71,7 +71,10 @@ class Executor:
         self.row: list[Instruction] = post_ahead(row)
         self._values: dict[Value, Tensors | Handle | None] = {}
         self._losses: Sequence[Callable[..., Tensor]] = ()
-        self._iteration, self._seed = 0, 0
+        self._iteration, self._seed, self._first_microbatch = 0, 0, 0
+        # Called with a stage's number as soon as its gradients of this run are whole.
+        self.when_stage_is_done: Callable[[int], None] | None = None
+        self._finishing = {i.stage: i for i in self.row if isinstance(i, Action) and i.op in ("B", "W")}
         self.peak_in_flight = 0
         self.events: list[Event] = []
         self.kept_events: deque[list[Event]] = deque(maxlen=KEPT_ITERATIONS)
@@ -99,17 +102,20 @@ class Executor:
         *,
         seed: int = 0,
         iteration: int = 0,
+        first_microbatch: int = 0,
     ) -> list[Tensors]:
         """Runs the row once.
 
         inputs: what enters stage 0, for each microbatch; needed on its rank. losses: for each microbatch the function
-        from the last stage's outputs to its share of the loss; needed on the last stage's rank to train. Returns on
-        that rank the shares (or the outputs, to evaluate) in the order of the microbatches, elsewhere [].
+        from the last stage's outputs to its share of the loss; needed on the last stage's rank to train. seed,
+        iteration, first_microbatch: what dropout draws from. Returns on the last stage's rank the shares (or the
+        outputs, to evaluate) in the order of the microbatches, elsewhere [].
         """
         self._values = {}
         for m, tensors in enumerate(inputs or ()):
             self._values[Value("activation", 0, m)] = tensors
         self._losses, self._iteration, self._seed = losses or (), iteration, seed
+        self._first_microbatch = first_microbatch
         self.events = []
         self._messages.begin(self._name)
         for instruction in self.row:
@@ -154,6 +160,8 @@ class Executor:
         if self._emulate is not None:
             sleep_out(start, self._emulate.of(action))
         self.events.append(Event(action, start, time.perf_counter()))
+        if self.when_stage_is_done is not None and self._finishing.get(action.stage) is action:
+            self.when_stage_is_done(action.stage)
 
     def _forward(self, action: Action, inputs: Tensors) -> None:
         """Runs a stage forward on one microbatch and puts what it makes where the next action looks for it."""
@@ -164,7 +172,7 @@ class Executor:
             self._values[made] = stage.evaluate(inputs)
             return
         loss = self._losses[action.microbatch] if action.stage == self._table.num_stages - 1 else None
-        draw = Draw(self._seed, self._iteration, action.microbatch)
+        draw = Draw(self._seed, self._iteration, self._first_microbatch + action.microbatch)
         outputs = stage.forward(action.microbatch, inputs, loss=loss, draw=draw)
         self._values[made] = tuple(x.detach() for x in outputs) if loss else outputs
         self.peak_in_flight = max(self.peak_in_flight, sum(s.in_flight for s in self._stages.values()))

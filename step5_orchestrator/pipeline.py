@@ -65,11 +65,19 @@ class Pipeline:
         self._evaluation = Executor(
             "evaluate", world, self.stages, evaluation, evaluation_rows[world.rank], self.messages
         )
-        self._agreed: dict[str, object] = {}
+        self._agreed: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
 
     def parameters(self) -> list[torch.nn.Parameter]:
         """This rank's parameters, in layer order."""
-        return [p for index in sorted(self.stages) for p in self.stages[index].parameters()]
+        return list({id(p): p for index in sorted(self.stages) for p in self.stages[index].parameters()}.values())
+
+    def layers(self) -> dict[int, torch.nn.Module]:
+        """This rank's layers by their global index."""
+        return {i: m for stage in self.stages.values() for i, m in enumerate(stage.modules, stage.first_layer)}
+
+    def agreed(self, name: str) -> tuple[tuple[int, ...], torch.dtype] | None:
+        """Shape and dtype of the batches that the pass `name` was opened for, if it was."""
+        return self._agreed.get(name)
 
     def open(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> None:
         """Agrees on the messages of the pass `name` for whole batches of `shape` (B, ...) and `dtype`.
@@ -96,15 +104,32 @@ class Pipeline:
 
     def run(self, inputs: Tensor | None, targets: Tensor | None, iteration: int = 0) -> Tensor:
         """One batch forward and backward: adds to the gradients, returns the batch's loss (float64) on every rank."""
+        return self._from_last(self.forward_backward(inputs, targets, iteration))
+
+    def forward_backward(
+        self,
+        inputs: Tensor | None,
+        targets: Tensor | None,
+        iteration: int = 0,
+        *,
+        first_microbatch: int = 0,
+        weight: int | None = None,
+    ) -> Tensor:
+        """As `run`, but the loss is on the last stage's rank alone, and 0 on the others.
+
+        first_microbatch: the number of the first, for dropout's draws. weight: rows that the loss is divided by
+        (default: those of this batch that count); where the batch is a piece of a larger one, the rows of the whole.
+        """
         losses = None
         if self.is_last:
             targets = targets.to(self.world.device)
-            weight = batch_weight(targets)
+            weight = batch_weight(targets) if weight is None else weight
             pieces = microbatches(targets, self.table.num_microbatches)
             losses = [partial(self._share, targets=piece, weight=weight) for piece in pieces]
-        shares = self.executor.run(self._cut(inputs), losses, seed=self._seed, iteration=iteration)
-        loss = total([share for (share,) in shares]).cpu() if self.is_last else torch.zeros((), dtype=torch.float64)
-        return self._from_last(loss)
+        shares = self.executor.run(
+            self._cut(inputs), losses, seed=self._seed, iteration=iteration, first_microbatch=first_microbatch
+        )
+        return total([share for (share,) in shares]).cpu() if self.is_last else torch.zeros((), dtype=torch.float64)
 
     def evaluate(self, inputs: Tensor | None, targets: Tensor | None) -> dict[str, float]:
         """`accuracy` and `loss` on every rank, forward only, in evaluation mode; nothing else changes."""

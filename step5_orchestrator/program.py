@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from step0_monolith.checkpoints import CheckpointOptions
 from step0_monolith.config import Config
 from step0_monolith.files import check_writable
 from step0_monolith.options import Options, parse
@@ -13,10 +14,12 @@ from step1_partition.stage import Stage
 from step2_comms.device import WorldOptions
 from step2_comms.launch import Launch, read_launch, torchrun_command
 from step2_comms.world import World, open_world
+from step5_orchestrator.checkpoint import Checkpoints
 from step5_orchestrator.choose import Choice, show_refused
 from step5_orchestrator.costs import UNIT_COST, Cost
 from step5_orchestrator.emulate import EmulateOptions
 from step5_orchestrator.prediction import peak_in_flight
+from step5_orchestrator.replicas import ReplicaOptions
 from step5_orchestrator.table import Table, TableError
 from step5_orchestrator.trainer import Trainer
 from step5_orchestrator.words import counted, named
@@ -45,17 +48,21 @@ class Job:
 
 def report(result: Result, table: Table, cost: Cost) -> str:
     """What a run says at its end."""
-    chunks = result.num_stages / result.num_ranks
+    replicas = result.num_ranks // table.num_ranks
+    chunks = result.num_stages / table.num_ranks
     several = "" if chunks == 1 else f"{counted(int(chunks), 'chunk')} a rank, "
     if chunks != int(chunks):
         several = f"{counted(result.num_stages, 'stage')}, "
+    each = "" if replicas == 1 else f"{replicas} replicas of "
+    measured = result.bubble["measured"]
     lines = [
-        f"schedule {result.schedule}: {counted(result.num_ranks, 'rank')}, {several}"
+        f"schedule {result.schedule}: {each}{counted(table.num_ranks, 'rank')}, {several}"
         f"{counted(result.num_microbatches, 'microbatch')}",
         f"bubble: predicted {result.bubble['predicted']:.3f} ({cost.text(table.ops)}), "
-        f"measured {result.bubble['measured']:.3f}",
-        f"peak in flight: predicted {peak_in_flight(table)}, measured {result.peak_in_flight}",
+        + ("nothing was left to measure" if measured is None else f"measured {measured:.3f}"),
     ]
+    if measured is not None:
+        lines.append(f"peak in flight: predicted {peak_in_flight(table) * replicas}, measured {result.peak_in_flight}")
     if result.test_accuracy is not None:
         lines.append(f"test accuracy {result.test_accuracy:.4f}")
     if table.unordered_stages:
@@ -65,15 +72,15 @@ def report(result: Result, table: Table, cost: Cost) -> str:
 
 
 def choose_table(
-    job: Job, options: Options, launch: Launch, config: Config, parts: PartitionOptions, emulated
+    job: Job, options: Options, launch: Launch, num_ranks: int, config: Config, parts: PartitionOptions, emulated
 ) -> Choice:
-    """The table of a run, checked before any process group opens.
+    """The table of a run, for so many ranks, checked before any process group opens.
 
     Raises UsageError when the table cannot be run, or the layers cannot be shared out among its stages.
     """
-    evenly(config.num_layers, launch.size)  # before a table of any number of ranks is built
+    evenly(config.num_layers, num_ranks)  # before a table of any number of ranks is built
     try:
-        choice = job.choose(options, launch.size, config.num_microbatches, emulated)
+        choice = job.choose(options, num_ranks, config.num_microbatches, emulated)
     except TableError as error:
         if launch.rank == 0:
             show_refused(error)
@@ -97,18 +104,22 @@ def train_program(
 ) -> None:
     """Reads the command line, trains, and reports on rank 0. extra, after: options of a step's own, and their work."""
     classes = [Config, job.schedule_class, PartitionOptions, WorldOptions, EmulateOptions, ResultOptions]
+    classes += [ReplicaOptions, CheckpointOptions]
     parsed = parse(
         torchrun_command(job.module), job.description, dict.fromkeys([*classes, *([extra] if extra else [])])
     )
-    config, schedule, parts, world_options, emulation, output, *extras = parsed
+    config, schedule, parts, world_options, emulation, output, replication, saving, *extras = parsed
     launch = read_launch(job.module)
-    choice = choose_table(job, schedule, launch, config, parts, emulation.emulate)
+    num_ranks = replication.ranks_of_each(launch, config, job.module)
+    choice = choose_table(job, schedule, launch, num_ranks, config, parts, emulation.emulate)
     check_outputs(launch, output, *extras)
-    with open_world(launch, world_options, config.threads) as world:
+    with Checkpoints(saving, config, launch) as checkpoints, open_world(launch, world_options, config.threads) as world:
         table = choice.table(world)
         cost = job.predicted(schedule, emulation.emulate)
-        trainer = job.trainer(config, world, table, parts, emulate=emulation.emulate, cost=cost)
-        trainer.train(show=True)
+        more = {"emulate": emulation.emulate, "cost": cost, "data_parallel": replication.data_parallel}
+        trainer = job.trainer(config, world, table, parts, **more)
+        checkpoints.start(trainer)
+        trainer.train(show=True, checkpoints=checkpoints)
         result = trainer.result()
         if result is not None:
             print(report(result, table, trainer.predicted_cost), flush=True)

@@ -3,21 +3,25 @@
 import statistics
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from step0_monolith.config import NUM_FEATURES, NUM_TEST_ROWS, Config
-from step0_monolith.data import batch, test_set
+from step0_monolith.data import batch, microbatch_sizes, test_set
 from step0_monolith.progress import Progress
 from step0_monolith.result import Result, weights_sha256
-from step0_monolith.update import make_optimizer, step
+from step0_monolith.resume import History
+from step0_monolith.update import learning_rate, make_optimizer
 from step1_partition.stage import Stage
 from step2_comms.world import World
 from step4_sharded.shard import shard
+from step5_orchestrator.checkpoint import Checkpoints
 from step5_orchestrator.costs import UNIT_COST, Cost
 from step5_orchestrator.executor import Event
 from step5_orchestrator.gather import gather_parameters
-from step5_orchestrator.global_norm import GlobalNorm
+from step5_orchestrator.optimizer import PipelineParallelOptimizer
 from step5_orchestrator.pipeline import Pipeline
 from step5_orchestrator.prediction import bubble
+from step5_orchestrator.replicas import Replicas
 from step5_orchestrator.table import Table
 
 WARM_UP_ITERATIONS = 2
@@ -36,43 +40,68 @@ class Trainer:
         emulate: Cost | None = None,
         cost: Cost = UNIT_COST,
         stage_class: type[Stage] = Stage,
+        data_parallel: int = 1,
     ) -> None:
         """Builds this rank's stages, opens the pipeline and agrees on all messages of training and evaluation.
 
         emulate: milliseconds that actions and messages take at least. cost: what the prediction takes them to cost when
         they are not emulated. stage_class: of the stages; a table that splits the backward needs one that can.
+        data_parallel: replicas of the pipeline; the table is one replica's.
         """
         self.config, self.world, self.table, self._emulate = config, world, table, emulate
         self.predicted_cost = emulate or cost
+        self.replicas = Replicas(world, data_parallel) if data_parallel > 1 else None
+        within = world if self.replicas is None else self.replicas.pipeline
         stages = {
             index: shard(config, table.num_stages, index, layers_per_stage, world.device, stage_class)
-            for index in table.stages_of(world.rank)
+            for index in table.stages_of(within.rank)
         }
-        self.pipeline = Pipeline(world, stages, table, seed=config.seed, emulate=emulate)
-        self.pipeline.open("train", (config.batch_size, NUM_FEATURES), config.torch_dtype)
+        self.pipeline = Pipeline(within, stages, table, seed=config.seed, emulate=emulate)
+        self._piece = (0, 1) if self.replicas is None else (self.replicas.index, data_parallel)
+        rows = microbatch_sizes(config.batch_size, data_parallel)[self._piece[0]]
+        self.pipeline.open("train", (rows, NUM_FEATURES), config.torch_dtype)
         self.has_test = config.data == "digits"
         if self.has_test:
             self.pipeline.open("evaluate", (NUM_TEST_ROWS, NUM_FEATURES), config.torch_dtype)
-        self._optimizer = make_optimizer(config, self.pipeline.parameters())
-        self._norm = GlobalNorm(world, stages, table.num_stages) if config.max_grad_norm is not None else None
+        self.optimizer = PipelineParallelOptimizer(
+            make_optimizer(config, self.pipeline.parameters()),
+            self.pipeline,
+            config.num_microbatches,
+            config.max_grad_norm,
+            accumulate=config.accumulate,
+            on_nonfinite=config.on_nonfinite,
+            lr_schedule=partial(learning_rate, config),
+            replicas=self.replicas,
+        )
         self._reads_data = self.pipeline.is_first or self.pipeline.is_last
-        self.iteration = 0
-        self.losses: list[float] = []
-        self.iteration_seconds: list[float] = []
+        self.history = History()
         # For each iteration: first start, last end, and seconds inside actions, on this rank.
         self._spans: list[tuple[float, float, float]] = []
         self._bytes_an_iteration = 0
 
+    @property
+    def iteration(self) -> int:
+        """Iterations done."""
+        return self.optimizer.iterations
+
+    @property
+    def losses(self) -> list[float]:
+        """The loss of each iteration so far."""
+        return self.history.losses
+
+    @property
+    def iteration_seconds(self) -> list[float]:
+        """The seconds of each iteration so far, on this rank."""
+        return self.history.iteration_seconds
+
     def step(self) -> float:
         """One iteration; returns its loss, the mean over the whole batch before the update, on every rank."""
         start = time.perf_counter()
-        inputs, targets = batch(self.config, self.iteration) if self._reads_data else (None, None)
-        self._optimizer.zero_grad()
+        rows = batch(self.config, self.iteration, *self._piece) if self._reads_data else (None, None)
         sent = self.pipeline.messages.bytes_sent
-        loss = self.pipeline.run(inputs, targets, self.iteration).item()
+        weight = self.config.batch_size * self.config.accumulate
+        loss = self.optimizer.optimize(rows, weight=weight).item()
         self._bytes_an_iteration = self.pipeline.messages.bytes_sent - sent
-        step(self.config, self._optimizer, self.iteration, self._norm() if self._norm else None)
-        self.iteration += 1
         events = self.pipeline.executor.events
         busy = sum(event.end - event.start for event in events)
         self._spans.append((events[0].start, events[-1].end, busy))
@@ -80,11 +109,19 @@ class Trainer:
         self.iteration_seconds.append(time.perf_counter() - start)
         return loss
 
-    def train(self, *, show: bool = False) -> None:
-        """All iterations of the config; rank 0 shows the progress."""
-        with Progress(self.config.num_iterations, show and self.world.rank == 0) as progress:
+    def train(self, *, show: bool = False, checkpoints: Checkpoints | None = None) -> None:
+        """All iterations of the config that are not done yet; rank 0 shows the progress.
+
+        Starts by making sure that all ranks train alike (see `synchronize_optimizer_state`).
+        """
+        self.optimizer.synchronize_optimizer_state()
+        with Progress(self.config.num_iterations, show and self.world.rank == 0, self.iteration) as progress:
             while self.iteration < self.config.num_iterations:
                 progress.advance(self.step())
+                if checkpoints is not None:
+                    checkpoints.after_iteration(self)
+        if checkpoints is not None:
+            checkpoints.finish(self.world)
 
     def evaluate(self) -> dict[str, float] | None:
         """`accuracy` and `loss` on the test rows, on every rank; None for random data."""
@@ -106,7 +143,7 @@ class Trainer:
     def result(self) -> Result | None:
         """The run's result on rank 0, None elsewhere."""
         test = self.evaluate()
-        parameters = gather_parameters(self.world, self.pipeline.stages, self.table.rank_of_stage)
+        parameters = gather_parameters(self.pipeline.world, self.pipeline.stages, self.table.rank_of_stage)
         peaks = self.world.gather(self.pipeline.executor.peak_in_flight)
         sent = self.world.gather(self._bytes_an_iteration)
         spans = self.world.gather(self._spans)
@@ -127,9 +164,11 @@ class Trainer:
         )
 
     def timeline(self) -> list[list[Event]] | None:
-        """On rank 0 the events of each rank in one typical iteration of the last few: the one of median length."""
-        kept = self.world.gather(list(self.pipeline.executor.kept_events))
-        if kept is None:
+        """On rank 0 the events of each rank of its pipeline in one typical iteration of the last few: the one of median
+        length. None elsewhere, and when no iteration was run.
+        """
+        kept = self.pipeline.world.gather(list(self.pipeline.executor.kept_events))
+        if self.world.rank != 0 or not kept[0]:
             return None
         iterations = list(zip(*kept, strict=True))
         lengths = [max(e[-1].end for e in ranks) - min(e[0].start for e in ranks) for ranks in iterations]
@@ -141,14 +180,16 @@ class Trainer:
         self.pipeline.close()
 
 
-def measured_bubble(spans: Sequence[Sequence[tuple[float, float, float]]]) -> float:
+def measured_bubble(spans: Sequence[Sequence[tuple[float, float, float]]]) -> float | None:
     """1 - time inside actions / (ranks x wall time of the actions), the median over iterations.
 
     spans: for each rank and iteration the first start, the last end (of clocks that agree, as on one host), and the
     seconds inside actions. The first iterations, which warm up, are left out where there are others. Waiting for a
-    message and sending count as bubble; the optimizer's step lies outside.
+    message and sending count as bubble; the optimizer's step lies outside. None without any iteration.
     """
     iterations = list(zip(*spans, strict=True))
+    if not iterations:
+        return None
     shares = []
     for ranks in iterations[WARM_UP_ITERATIONS:] or iterations:
         wall = max(end for _, end, _ in ranks) - min(start for start, _, _ in ranks)

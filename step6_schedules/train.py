@@ -7,6 +7,7 @@ the final weights bit for bit.
 import dataclasses
 from pathlib import Path
 
+from step0_monolith.checkpoints import CheckpointOptions
 from step0_monolith.config import Config
 from step0_monolith.options import RunError, parse, run_program
 from step0_monolith.result import Result
@@ -15,6 +16,7 @@ from step1_partition.partition import PartitionOptions
 from step2_comms.device import WorldOptions
 from step2_comms.launch import read_launch, torchrun_command
 from step2_comms.world import World, open_world
+from step5_orchestrator.checkpoint import Checkpoints
 from step5_orchestrator.costs import costs
 from step5_orchestrator.program import Job, check_outputs, choose_table, report
 from step5_orchestrator.table import Table
@@ -29,7 +31,12 @@ STRETCH_COST = costs(F=5.0, B=10.0)
 def stretch_config(config: Config) -> Config:
     """The config of the stretch: a few iterations of the same sizes."""
     return dataclasses.replace(
-        config, num_iterations=STRETCH_ITERATIONS, data="random", lr_schedule="constant", warmup_iterations=0
+        config,
+        num_iterations=STRETCH_ITERATIONS,
+        data="random",
+        lr_schedule="constant",
+        warmup_iterations=0,
+        accumulate=1,
     )
 
 
@@ -50,15 +57,17 @@ def measure_stretch(
 def main() -> None:
     """Trains, measures, and compares."""
     program = "step6_schedules.train"
-    takes = dict.fromkeys([Config, ScheduleOptions, PartitionOptions, WorldOptions, ResultOptions, TimelineOptions])
-    config, schedule, parts, world_options, output, picture = parse(torchrun_command(program), __doc__, takes)
+    takes = [Config, ScheduleOptions, PartitionOptions, WorldOptions, ResultOptions, TimelineOptions, CheckpointOptions]
+    parsed = parse(torchrun_command(program), __doc__, dict.fromkeys(takes))
+    config, schedule, parts, world_options, output, picture, saving = parsed
     launch, job = read_launch(program), job_of(program, __doc__)
-    choice = choose_table(job, schedule, launch, config, parts, STRETCH_COST)
+    choice = choose_table(job, schedule, launch, launch.size, config, parts, STRETCH_COST)
     check_outputs(launch, output, picture)
-    with open_world(launch, world_options, config.threads) as world:
+    with Checkpoints(saving, config, launch) as checkpoints, open_world(launch, world_options, config.threads) as world:
         table = choice.table(world)
         trainer = job.trainer(config, world, table, parts)
-        trainer.train(show=True)
+        checkpoints.start(trainer)
+        trainer.train(show=True, checkpoints=checkpoints)
         result = trainer.result()
         trainer.close()
         stretch = measure_stretch(job, config, world, table, parts, picture.timeline)

@@ -1,0 +1,102 @@
+"""The sum of all replicas' gradients, a few large messages a stage instead of one a parameter."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from step1_partition.stage import Stage
+from step2_comms.world import World
+
+BUCKET_BYTES = 4 * 2**20
+
+
+class UnderWay(NamedTuple):
+    """A bucket on its way: its parameters, the flat tensor that is being summed, and what to wait for."""
+
+    parameters: Sequence[nn.Parameter]
+    flat: Tensor
+    work: dist.Work
+
+
+class GradientSum:
+    """Adds up the gradients of the ranks that hold the same stages, each replica's, on all of them.
+
+    A replica's gradients are already its share of those of the whole batch, since each row weighs 1/B there: their sum
+    is the gradient, and nothing is left to divide. Every replica gets the same bits, for each element is added up in
+    one order and then handed out.
+    """
+
+    def __init__(self, peers: World, stages: Mapping[int, Stage], bucket_bytes: int = BUCKET_BYTES) -> None:
+        """peers: the ranks with the same stages."""
+        self._peers = peers
+        self._buckets = {index: buckets(stage.parameters(), bucket_bytes) for index, stage in stages.items()}
+        self._under_way: list[UnderWay] = []
+
+    def start(self, stage: int) -> None:
+        """Starts on a stage whose gradients are whole; the work goes on while this rank does something else.
+
+        All peers start their stages in the same order.
+        """
+        peer = 1 - self._peers.rank if self._peers.size == 2 else None
+        for parameters in self._buckets[stage]:
+            flat = _flatten(parameters)
+            if self._peers.is_staged:
+                flat = flat.cpu()
+            with self._waiting(peer):
+                work = dist.all_reduce(flat, group=self._peers.group, async_op=True)
+            self._under_way.append(UnderWay(parameters, flat, work))
+
+    def finish(self) -> None:
+        """Waits for all that was started; then every gradient is the sum."""
+        peer = 1 - self._peers.rank if self._peers.size == 2 else None
+        for parameters, flat, work in self._under_way:
+            with self._waiting(peer):
+                work.wait()
+            _unflatten(parameters, flat)
+        self._under_way = []
+
+    def _waiting(self, peer: int | None):
+        return self._peers.watch.waiting(
+            "sum of the replicas' gradients", None if peer is None else self._peers.ranks[peer]
+        )
+
+
+def buckets(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
+    """Parameters that need a gradient, in their order, as lists of one dtype and of at most so many bytes (or one)."""
+    found: list[list[nn.Parameter]] = []
+    room: dict[torch.dtype, tuple[list[nn.Parameter], int]] = {}
+    for parameter in parameters:
+        if not parameter.requires_grad:
+            continue
+        bucket, used = room.get(parameter.dtype, ([], bucket_bytes))
+        if used + parameter.nbytes > bucket_bytes:
+            bucket, used = [], 0
+            found.append(bucket)
+        bucket.append(parameter)
+        room[parameter.dtype] = (bucket, used + parameter.nbytes)
+    return found
+
+
+def _flatten(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """All gradients one after another, and before them for each parameter whether it has one."""
+    has = torch.tensor([float(p.grad is not None) for p in parameters])
+    first = parameters[0]
+    return torch.cat(
+        [
+            has.to(first),
+            *((torch.zeros_like(p) if p.grad is None else p.grad).detach().reshape(-1) for p in parameters),
+        ]
+    )
+
+
+def _unflatten(parameters: Sequence[nn.Parameter], flat: Tensor) -> None:
+    has, values = flat[: len(parameters)].tolist(), flat[len(parameters) :]
+    for number, parameter, value in zip(has, parameters, values.split([p.numel() for p in parameters]), strict=True):
+        if not number:
+            continue
+        if parameter.grad is None:
+            parameter.grad = torch.empty_like(parameter)
+        parameter.grad.copy_(value.view_as(parameter))
