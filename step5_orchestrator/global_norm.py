@@ -29,13 +29,13 @@ class GlobalNorm:
 
     def squares(self) -> Tensor:
         """A float64 place for each parameter of the model, in layer order: this rank's squared norms, and zeros."""
-        squares = torch.zeros(self._ends[-1], dtype=torch.float64)
         # BEGIN SOLUTION step5.global_norm
+        squares = torch.zeros(self._ends[-1], dtype=torch.float64)
         for index, stage in self._stages.items():
             found = squared_norms(stage.parameters())
             squares[self._ends[index] - len(found) : self._ends[index]] = found
-        # END SOLUTION
         return squares
+        # END SOLUTION
 
     def __call__(self) -> float:
         """The norm of the gradients as they are now; called on every rank."""

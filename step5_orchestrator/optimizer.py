@@ -82,34 +82,38 @@ class PipelineParallelOptimizer:
         batch with fewer rows than microbatches, and RunError on all ranks, with parameters and optimizer as they were,
         when the loss or a gradient anywhere is not finite (or leaves that update out, see `on_nonfinite`).
         """
+        self._open(batch)
         part = self.iterations % self.accumulate
         is_last = part == self.accumulate - 1
-        self._open(batch)
-        # BEGIN SOLUTION step5.accumulate
-        if part == 0:
-            self.wrapped.zero_grad()
-            self._wrong = None
         if self._sum is not None:
             self.pipeline.executor.when_stage_is_done = self._sum.start if is_last else None
-        weight = self._weight(batch[1]) * self.accumulate if weight is None else weight
-        share = self.pipeline.forward_backward(
-            *batch,
-            self.iterations // self.accumulate,
-            first_microbatch=self._first_microbatch(part),
-            weight=weight,
-        )
+        share = self._accumulate(batch, part, weight)
         if self._sum is not None:
             self._sum.finish()
         agreed = self._agree(share, is_last and self.max_grad_norm is not None)
         loss = agreed.loss * self.accumulate
-        self._wrong = not_finite(self.iterations, loss, agreed.places, agreed.norm) or self._wrong
+        wrong = not_finite(self.iterations, loss, agreed.places, agreed.norm)
+        self._wrong = wrong or (self._wrong if part else None)
         if self._wrong and self.on_nonfinite == "stop":
             raise stopped(self._wrong)
         if is_last and not self._wrong:
             self._update(agreed.norm)
-        # END SOLUTION
         self.iterations += 1
         return torch.tensor(loss, dtype=torch.float64)
+
+    def _accumulate(self, batch: Batch, part: int, weight: int | None) -> Tensor:
+        """Runs batch number `part` of an update and adds its gradients to those of the batches before it.
+
+        Before the first there are none. Each batch is weighed as its piece of one batch that is `accumulate` times as
+        large. Returns what this rank knows of that piece's share of the loss.
+        """
+        # BEGIN SOLUTION step5.accumulate
+        if part == 0:
+            self.wrapped.zero_grad()
+        weight = self._weight(batch[1]) * self.accumulate if weight is None else weight
+        update, first = self.iterations // self.accumulate, self._first_microbatch(part)
+        return self.pipeline.forward_backward(*batch, update, first_microbatch=first, weight=weight)
+        # END SOLUTION
 
     def _update(self, norm: float | None) -> None:
         is_scheduler = isinstance(self.lr_schedule, LRScheduler)
