@@ -15,6 +15,8 @@ def main() -> None:
     result = result_of(config, trained)
     num_parameters = sum(p.numel() for layer in trained.layers for p in layer.parameters())
     print(f"monolith: {config.num_layers} layers, width {config.width}, {num_parameters:,} parameters")
+    if trained.left_out():
+        print(trained.left_out())
     if result.test_accuracy is not None:
         print(f"test accuracy {result.test_accuracy:.4f}")
     print(f"weights sha256 {result.weights_sha256}")

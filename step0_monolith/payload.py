@@ -67,7 +67,8 @@ def unpack(data: bytes, what: str = "the payload") -> Payload:
         scalars = json.loads(about["scalars"])
         tensors = safetensors.torch.load(data)
     except (KeyError, TypeError, ValueError, RecursionError, safetensors.SafetensorError, RuntimeError) as error:
-        raise PayloadError(f"{what} cannot be read: {type(error).__name__}: {error}") from None
+        first_line, *_ = [*str(error).splitlines(), ""]  # torch adds a stack of its own
+        raise PayloadError(f"{what} cannot be read: {type(error).__name__}: {first_line}") from None
     if not isinstance(scalars, dict):
         raise PayloadError(f"{what} has no table of scalars")
     return Payload(tensors, scalars, digest)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from step0_monolith.payload import Payload, PayloadError, is_scalar
 
 Layers = Mapping[int, nn.Module]  # by global index
+MAX_SETTING = 1e38  # what fits into any of torch's number types that an optimizer's setting may have
 
 
 class State(NamedTuple):
@@ -103,6 +104,10 @@ def restore(layers: Layers, optimizer: torch.optim.Optimizer, payloads: Sequence
         states.append((parameter, state, template))
         _check_group(name, settings[name]["group"], group, groups.setdefault(id(group), settings[name]["group"]))
     common = next((entry["group"] for entry in settings.values()), None)
+    for group in optimizer.param_groups:
+        if not group["params"] and common is not None:
+            _check_group("a group without parameters", common, group, common)
+            groups[id(group)] = common
     with torch.no_grad():
         for name, value in model.items():
             value.copy_(tensors[name])
@@ -112,10 +117,8 @@ def restore(layers: Layers, optimizer: torch.optim.Optimizer, payloads: Sequence
             key: x.clone().to(template[key].device) if isinstance(x, Tensor) else x for key, x in state.items()
         }
     for group in optimizer.param_groups:
-        saved = groups.get(id(group), common if not group["params"] else None)
-        for key, value in (saved or {}).items():
-            if key in group and key != "params":
-                group[key] = _as_before(value, group[key])
+        for key, value in groups.get(id(group), {}).items():
+            group[key] = _as_before(value, group[key])
 
 
 def _merged(payloads: Sequence[Payload]) -> dict[str, Tensor]:
@@ -138,7 +141,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 def _check_model(layers: Layers, tensors: Mapping[str, Tensor], payloads: Sequence[Payload]) -> dict[str, Tensor]:
     here = named_tensors(layers)
-    there = [layer for payload in payloads for layer in _list(payload.scalars.get("layers"))]
+    there = [layer for payload in payloads for layer in _layers_of(payload)]
     missing = sorted({index for index in layers if index not in there} | {layer_of(n) for n in here.keys() - tensors})
     if missing:
         raise PayloadError(f"{_numbers('layer', missing)} missing; what was given has {_numbers('layer', there)}")
@@ -152,8 +155,9 @@ def _check_model(layers: Layers, tensors: Mapping[str, Tensor], payloads: Sequen
     return here
 
 
-def _list(value: object) -> list:
-    return value if isinstance(value, list) else []
+def _layers_of(payload: Payload) -> list[int]:
+    layers = payload.scalars.get("layers")
+    return [index for index in layers if isinstance(index, int)] if isinstance(layers, list) else []
 
 
 def _kind(value: Tensor) -> str:
@@ -190,6 +194,9 @@ def template_of(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, group
     twin = nn.Parameter(torch.zeros_like(parameter))
     twin.grad = torch.zeros_like(twin)
     fresh = type(optimizer).__new__(type(optimizer))
+    # What a class of the user's own needs; not a schedule's `step`, which would update the original, and no hooks.
+    own = {name: x for name, x in vars(optimizer).items() if name != "step" and not name.startswith("_optimizer_")}
+    fresh.__dict__.update(own)
     fresh.__setstate__(
         {"defaults": optimizer.defaults, "state": defaultdict(dict), "param_groups": [{**group, "params": [twin]}]}
     )
@@ -230,11 +237,15 @@ def _alike(a: object, b: object) -> bool:
     """Whether a setting can take the other's place: numbers for numbers, lists of one length for each other."""
     if isinstance(a, list) and isinstance(b, list):
         return len(a) == len(b) and all(map(_alike, a, b))
-    kinds = [
-        "switch" if x is None or isinstance(x, bool) else "number" if isinstance(x, int | float) else "text"
-        for x in (a, b)
-    ]
-    return not isinstance(a, list | dict) and not isinstance(b, list | dict) and kinds[0] == kinds[1]
+    return _kind_of(a) is not None and _kind_of(a) == _kind_of(b)
+
+
+def _kind_of(value: object) -> str | None:
+    if value is None or isinstance(value, bool):
+        return "switch"
+    if isinstance(value, int | float):
+        return "number" if abs(value) <= MAX_SETTING else None
+    return "text" if isinstance(value, str) else None
 
 
 def _as_before(value: Any, before: Any) -> Any:

@@ -30,7 +30,16 @@ from step0_monolith.resume import (
     resumed,
 )
 from step0_monolith.state import collect, restore
-from step0_monolith.update import are_finite, learning_rate, make_optimizer, norm_of, not_finite, squared_norms, stopped
+from step0_monolith.update import (
+    are_finite,
+    learning_rate,
+    left_out,
+    make_optimizer,
+    norm_of,
+    not_finite,
+    squared_norms,
+    stopped,
+)
 from step0_monolith.update import step as update_weights
 
 NO_CHECKPOINTS = CheckpointOptions()
@@ -95,6 +104,10 @@ class Training:
         self.history.losses.append(loss)
         self.history.iteration_seconds.append(time.perf_counter() - start)
         return loss
+
+    def left_out(self) -> str | None:
+        """What to say about updates that were left out, if any was."""
+        return left_out(len(self.losses), self.config.accumulate, self.updates)
 
     def save(self, directory: CheckpointDirectory) -> None:
         """Writes a checkpoint of what has been done so far."""

@@ -87,6 +87,14 @@ def stopped(wrong: str) -> RunError:
     )
 
 
+def left_out(iterations: int, accumulate: int, updates: int) -> str | None:
+    """What a run says at its end when updates were left out; None when none was."""
+    due = iterations // accumulate
+    if updates == due:
+        return None
+    return f"left out {due - updates} of {due} updates: a loss or a gradient was not finite"
+
+
 def step(
     optimizer: torch.optim.Optimizer, learning_rate: float | None, norm: float | None, max_norm: float | None
 ) -> None:

@@ -123,6 +123,8 @@ def train_program(
         result = trainer.result()
         if result is not None:
             print(report(result, table, trainer.predicted_cost), flush=True)
+            if trainer.left_out():
+                print(trainer.left_out(), flush=True)
             if output.result:
                 result.write(output.result)
         if after is not None:

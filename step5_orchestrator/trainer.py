@@ -10,7 +10,7 @@ from step0_monolith.data import batch, microbatch_sizes, test_set
 from step0_monolith.progress import Progress
 from step0_monolith.result import Result, weights_sha256
 from step0_monolith.resume import History
-from step0_monolith.update import learning_rate, make_optimizer
+from step0_monolith.update import learning_rate, left_out, make_optimizer
 from step1_partition.stage import Stage
 from step2_comms.world import World
 from step4_sharded.shard import shard
@@ -122,6 +122,10 @@ class Trainer:
                     checkpoints.after_iteration(self)
         if checkpoints is not None:
             checkpoints.finish(self.world)
+
+    def left_out(self) -> str | None:
+        """What to say about updates that were left out, if any was."""
+        return left_out(self.iteration, self.config.accumulate, self.optimizer.updates)
 
     def evaluate(self) -> dict[str, float] | None:
         """`accuracy` and `loss` on the test rows, on every rank; None for random data."""
