@@ -40,7 +40,6 @@ from step0_monolith.update import (
     squared_norms,
     stopped,
 )
-from step0_monolith.update import step as update_weights
 
 NO_CHECKPOINTS = CheckpointOptions()
 FILE = "rank-0.safetensors"

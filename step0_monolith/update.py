@@ -95,7 +95,7 @@ def left_out(iterations: int, accumulate: int, updates: int) -> str | None:
     return f"left out {due - updates} of {due} updates: a loss or a gradient was not finite"
 
 
-def step(
+def update_weights(
     optimizer: torch.optim.Optimizer, learning_rate: float | None, norm: float | None, max_norm: float | None
 ) -> None:
     """One update of the optimizer's parameters.

@@ -11,7 +11,7 @@ from step0_monolith.loss import batch_weight
 from step0_monolith.options import UsageError, whole
 from step0_monolith.payload import Payload, PayloadError, pack, unpack
 from step0_monolith.state import State, collect, named_tensors, restore
-from step0_monolith.update import not_finite, step, stopped
+from step0_monolith.update import not_finite, stopped, update_weights
 from step5_orchestrator.agreement import Agreement
 from step5_orchestrator.buckets import GradientSum
 from step5_orchestrator.pipeline import Pipeline
@@ -118,7 +118,7 @@ class PipelineParallelOptimizer:
     def _update(self, norm: float | None) -> None:
         is_scheduler = isinstance(self.lr_schedule, LRScheduler)
         rate = None if is_scheduler or self.lr_schedule is None else self.lr_schedule(self.updates)
-        step(self.wrapped, rate, norm, self.max_grad_norm)
+        update_weights(self.wrapped, rate, norm, self.max_grad_norm)
         if is_scheduler:
             self.lr_schedule.step()
         self.updates += 1

@@ -1,5 +1,6 @@
 """What ranks do in the tests of steps 5 and 6: train a config, or run modules of any kind, under any table."""
 
+import hashlib
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +20,7 @@ from tests.monolith import assert_same_bits, joined, monolith, named
 
 @dataclass
 class Trained:
-    """One rank's part of a finished training."""
+    """One rank's part of a finished training; state_sha256: of its parameters and its optimizer's state together."""
 
     losses: list[float]
     gradients: dict[str, Tensor]
@@ -28,25 +29,28 @@ class Trained:
     peak_in_flight: int
     result: object
     test: dict | None
+    state_sha256: str
 
 
 @dataclass(frozen=True)
 class Job:
-    """A config and the schedule, by name or as a table, to train it under."""
+    """A config and the schedule, by name or as a table, to train it under; with replicas the table is one replica's."""
 
     config: Config
     schedule: str | Table
     layers_per_stage: tuple[int, ...] | None = None
     num_chunks: int | None = None
+    data_parallel: int = 1
 
     def __str__(self) -> str:
         c = self.config
         name = self.schedule if isinstance(self.schedule, str) else self.schedule.name
-        return f"{name} m={c.num_microbatches} {c.optimizer} {c.dtype} {self.layers_per_stage or ''}"
+        replicas = f"D={self.data_parallel} " if self.data_parallel > 1 else ""
+        return f"{replicas}{name} m={c.num_microbatches} {c.optimizer} {c.dtype} {self.layers_per_stage or ''}"
 
 
 def table_of(job: Job, num_ranks: int) -> Table:
-    """The table that a job trains under."""
+    """The table that a job trains under, on so many ranks a replica."""
     if isinstance(job.schedule, Table):
         return job.schedule
     return SCHEDULES[job.schedule].table(num_ranks, job.config.num_microbatches, job.num_chunks)
@@ -59,9 +63,14 @@ def stage_class_for(table: Table) -> type[Stage]:
 
 def train_job(world, job: Job) -> Trained:
     """Trains one job on this rank; the gradients are those of the first iteration."""
-    table = table_of(job, world.size)
+    table = table_of(job, world.size // job.data_parallel)
     trainer = Trainer(
-        job.config, world, table, layers_per_stage=job.layers_per_stage, stage_class=stage_class_for(table)
+        job.config,
+        world,
+        table,
+        layers_per_stage=job.layers_per_stage,
+        stage_class=stage_class_for(table),
+        data_parallel=job.data_parallel,
     )
     trainer.step()
     stages = trainer.pipeline.stages.values()
@@ -73,7 +82,8 @@ def train_job(world, job: Job) -> Trained:
     parameters = joined([named(s.modules, s.first_layer) for s in stages])
     digest = result.weights_sha256 if result else None
     peak = trainer.pipeline.executor.peak_in_flight
-    return Trained(trainer.losses, gradients, parameters, digest, peak, result, test)
+    state = hashlib.sha256(trainer.optimizer.serialize()).hexdigest()
+    return Trained(trainer.losses, gradients, parameters, digest, peak, result, test, state)
 
 
 def train_jobs(world, jobs: list[Job]) -> list[Trained]:
