@@ -39,6 +39,7 @@ from step0_monolith.update import (
     not_finite,
     squared_norms,
     stopped,
+    update_weights,
 )
 
 NO_CHECKPOINTS = CheckpointOptions()

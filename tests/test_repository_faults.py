@@ -63,7 +63,7 @@ FAULTS = [
         "targets = targets.to(self.world.device)", "targets = targets.to(self.world.device).roll(1)", EQUAL,
     ),
     Fault(
-        "gradients not set to zero", "step5_orchestrator/trainer.py", "self._optimizer.zero_grad()", "pass", EQUAL,
+        "gradients not set to zero", "step5_orchestrator/optimizer.py", "self.wrapped.zero_grad()", "pass", EQUAL,
     ),
     Fault(
         "backwards in descending order", "step6_schedules/phases.py",
