@@ -23,9 +23,11 @@ from step0_monolith.checkpoints import CheckpointOptions
 from step0_monolith.config import Config
 from step0_monolith.options import Options, UsageError, option, parse, run_program, whole
 from step2_comms.device import WorldOptions
-from step2_comms.launch import read_launch, torchrun_command
+from step2_comms.launch import Launch, read_launch, torchrun_command
 from step2_comms.world import World, open_world
 from step5_orchestrator.checkpoint import Checkpoints
+from step5_orchestrator.costs import Cost
+from step5_orchestrator.emulate import EmulateOptions
 from step5_orchestrator.naive import naive
 from step5_orchestrator.trainer import Trainer
 
@@ -77,10 +79,10 @@ def library(tensors: dict[str, Tensor], writer: Callable[[Path], dcp.StorageWrit
     dcp.save(tensors, storage_writer=writer(folder))
 
 
-def measure(world: World, launch, options: CostOptions, megabytes: int) -> dict[str, float]:
+def measure(world: World, launch: Launch, options: CostOptions, emulated: Cost | None, megabytes: int) -> dict:
     """Median seconds of each way, for one size."""
     config = config_of(megabytes)
-    trainer = Trainer(config, world, naive(world.size, config.num_microbatches))
+    trainer = Trainer(config, world, naive(world.size, config.num_microbatches), emulate=emulated)
     trainer.step()
     found: dict[str, list[float]] = {}
 
@@ -138,15 +140,14 @@ COLUMNS = [
 
 def main() -> None:
     """Measures each size and prints a table."""
-    options, world_options = parse(
-        torchrun_command(PROGRAM, 2), __doc__, {CostOptions: None, WorldOptions: ["device", "timeout"]}
-    )
+    takes = {CostOptions: None, EmulateOptions: None, WorldOptions: ["device", "timeout"]}
+    options, emulation, world_options = parse(torchrun_command(PROGRAM, 2), __doc__, takes)
     launch = read_launch(PROGRAM, at_most=NUM_LAYERS)
     if not options.megabytes:
         raise UsageError("--megabytes needs at least one size")
     with open_world(launch, world_options) as world:
         for megabytes in options.megabytes:
-            found = measure(world, launch, options, megabytes)
+            found = measure(world, launch, options, emulation.emulate, megabytes)
             if world.rank == 0:
                 print(f"{megabytes} MB of parameters, and twice as much of Adam's; {world.size} ranks", flush=True)
                 for name, words in COLUMNS:
