@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from step0_monolith.files import sync, write_whole
 from step0_monolith.options import Options, RunError, UsageError, folder, option, optional, switch, whole
-from step0_monolith.payload import Payload, PayloadError, unpack
+from step0_monolith.payload import Payload, PayloadError, pack_into, unpack
 
 VERSION = 1
 MANIFEST = "checkpoint.json"
@@ -115,12 +117,13 @@ class CheckpointDirectory:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     who = os.pread(self._lock, 100, 0).decode(errors="replace").strip() or "another run"
-                    os.close(self._lock)
+                    self.close()
                     raise UsageError(
                         f"{given}: {who} writes there; wait for its end, or choose another place"
                     ) from None
                 time.sleep(0.05)
             except OSError as error:
+                self.close()
                 raise UsageError(f"{given} cannot be locked ({error.strerror}); choose another place") from None
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, f"process {os.getpid()}\n".encode(), 0)
@@ -166,15 +169,14 @@ class CheckpointDirectory:
         final = self._path_of(fields["iteration"])
         size = sum(entry["bytes"] for entry in fields["files"].values())
         with _writing(final):
-            for name, entry in fields["files"].items():
-                if not (part / name).exists() or (part / name).stat().st_size != entry["bytes"]:
-                    raise RunError(f"{str(part / name)!r} is not here; all hosts must share --checkpoint-dir")
-            write_file(part / INDEX, _json({"metadata": {"total_size": size}, "weight_map": index}))
-            write_file(part / MANIFEST, _json({"sha256": _digest(fields), **fields}))
-            sync(part)
-            if final.exists():
-                os.rename(final, self.part(fields["iteration"], "old"))
-            os.rename(part, final)
+            try:
+                self._complete(part, fields, _json({"metadata": {"total_size": size}, "weight_map": index}))
+                if final.exists():
+                    os.rename(final, self.part(fields["iteration"], "old"))
+                os.rename(part, final)
+            except BaseException:
+                _remove(part)
+                raise
             sync(self.path)
             self._name_latest()
             for iteration in self.iterations()[: -self._keep]:
@@ -182,7 +184,15 @@ class CheckpointDirectory:
                 gone = self.part(iteration, "old")
                 os.rename(self._path_of(iteration), gone)
                 _remove(gone)
-            _remove(self.part(fields["iteration"], "old"))
+            _remove(before)
+
+    def _complete(self, part: Path, fields: Mapping[str, Any], index: bytes) -> None:
+        for name, entry in fields["files"].items():
+            if not (part / name).exists() or (part / name).stat().st_size != entry["bytes"]:
+                raise RunError(f"{str(part / name)!r} is not here; all hosts must share --checkpoint-dir")
+        write_file(part / INDEX, index)
+        write_file(part / MANIFEST, _json({"sha256": _digest(fields), **fields}))
+        sync(part)
 
     def _path_of(self, iteration: int) -> Path:
         return self.path / f"iteration-{iteration:08d}"
@@ -209,6 +219,21 @@ def write_file(path: Path, data: bytes) -> None:
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(data)
         sync(path)
+
+
+def write_payload(path: Path, tensors: Mapping[str, Tensor], scalars: Mapping[str, Any]) -> dict[str, Any]:
+    """Writes a rank's file of a checkpoint that is not visible yet; returns its size and checksum for the manifest.
+
+    Raises RunError when the disk refuses.
+    """
+    with _writing(path):
+        path.parent.mkdir(exist_ok=True)
+        try:
+            digest = pack_into(path, tensors, scalars)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+        return {"bytes": path.stat().st_size, "sha256": digest}
 
 
 def _remove(path: Path) -> None:

@@ -38,6 +38,13 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def make_ordinary(path: Path) -> None:
+    """Gives a file that was made as a private one (as temporary files are) the permissions that new files have."""
+    umask = os.umask(0)
+    os.umask(umask)
+    os.chmod(path, 0o666 & ~umask)
+
+
 def write_whole(path: Path, write: Callable[[Path], None]) -> None:
     """Calls `write` with a temporary path beside `path`, then renames it into place.
 
@@ -49,10 +56,8 @@ def write_whole(path: Path, write: Callable[[Path], None]) -> None:
         handle, name = tempfile.mkstemp(prefix=".part-", suffix=path.suffix, dir=path.parent)
         os.close(handle)
         write(Path(name))
+        make_ordinary(Path(name))
         sync(Path(name))
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)  # mkstemp makes private files; the result is an ordinary one
         os.replace(name, path)
     except OSError as error:
         raise RunError(f"{given!r} could not be written: {error.strerror}") from error

@@ -1,21 +1,26 @@
 """Tensors and scalars as bytes that can be checked: a safetensors file with its own SHA-256 in the header."""
 
+import errno
 import hashlib
 import json
 import math
+import os
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import safetensors
 import safetensors.torch
 from torch import Tensor
 
+from step0_monolith.files import make_ordinary
 from step0_monolith.options import RunError
 
 VERSION = "1"
 KIND = "pipeline parallelism course"
 MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
+CHUNK_BYTES = 2**20
 _NO_DIGEST = "0" * 64
 
 
@@ -36,14 +41,52 @@ def pack(tensors: Mapping[str, Tensor], scalars: Mapping[str, Any]) -> bytes:
 
     Nothing in it can be code, unlike a pickle. Raises ValueError for a scalar that JSON cannot hold.
     """
-    text = json.dumps(dict(scalars), allow_nan=False)
-    about = {"format": "pt", "kind": KIND, "version": VERSION, "sha256": _NO_DIGEST, "scalars": text}
-    data = safetensors.torch.save({name: x.detach().cpu().contiguous() for name, x in tensors.items()}, about)
-    size = 8 + int.from_bytes(data[:8], "little")
-    # Its place: the name is unique as a key, since quotes inside strings are escaped.
-    start = data.index(b'"sha256":"', 0, size) + len(b'"sha256":"')
+    data = safetensors.torch.save(_plain(tensors), _about(scalars))
+    start = _place(data[: 8 + int.from_bytes(data[:8], "little")])
     digest = hashlib.sha256(data).hexdigest().encode()
     return b"".join((data[:start], digest, memoryview(data)[start + 64 :]))
+
+
+def pack_into(path: Path, tensors: Mapping[str, Tensor], scalars: Mapping[str, Any]) -> str:
+    """Writes the bytes of `pack` to a file, down to the disk, without another copy of them in memory; returns the
+    checksum.
+
+    Other threads go on meanwhile, which `pack` would hold up. Raises OSError when the disk refuses.
+    """
+    try:
+        safetensors.torch.save_file(_plain(tensors), path, _about(scalars))
+    except safetensors.SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        code = int(number[1]) if number else errno.EIO
+        raise OSError(code, os.strerror(code) if number else str(error)) from None
+    make_ordinary(path)
+    with open(path, "r+b") as file:
+        found = hashlib.sha256()
+        while piece := file.read(CHUNK_BYTES):
+            found.update(piece)
+        digest = found.hexdigest()
+        file.seek(0)
+        size = int.from_bytes(file.read(8), "little")
+        file.seek(0)
+        file.seek(_place(file.read(8 + size)))
+        file.write(digest.encode())
+        file.flush()
+        os.fsync(file.fileno())
+    return digest
+
+
+def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
+
+
+def _about(scalars: Mapping[str, Any]) -> dict[str, str]:
+    text = json.dumps(dict(scalars), allow_nan=False)
+    return {"format": "pt", "kind": KIND, "version": VERSION, "sha256": _NO_DIGEST, "scalars": text}
+
+
+def _place(header: bytes) -> int:
+    """Where the checksum stands. The name is there once as a key, since quotes inside strings are escaped."""
+    return header.index(b'"sha256":"') + len(b'"sha256":"')
 
 
 def unpack(data: bytes, what: str = "the payload") -> Payload:
@@ -72,11 +115,6 @@ def unpack(data: bytes, what: str = "the payload") -> Payload:
     if not isinstance(scalars, dict):
         raise PayloadError(f"{what} has no table of scalars")
     return Payload(tensors, scalars, digest)
-
-
-def checksum(data: bytes) -> str:
-    """The checksum that `pack` has put into the bytes."""
-    return _header(data, "the payload")[0]["__metadata__"]["sha256"]
 
 
 def _header(data: bytes, what: str) -> tuple[dict[str, Any], int]:

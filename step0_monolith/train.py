@@ -8,13 +8,12 @@ from pathlib import Path
 
 import torch
 
-from step0_monolith.checkpoints import Checkpoint, CheckpointDirectory, CheckpointOptions, write_file
+from step0_monolith.checkpoints import Checkpoint, CheckpointDirectory, CheckpointOptions, write_payload
 from step0_monolith.config import Config
 from step0_monolith.data import batch, test_set
 from step0_monolith.loss import batch_weight
 from step0_monolith.model import Layer, layers
 from step0_monolith.options import Options, option, optional, output_file
-from step0_monolith.payload import checksum, pack
 from step0_monolith.progress import Progress
 from step0_monolith.reference import evaluate, forward_backward
 from step0_monolith.result import Result, weights_sha256
@@ -112,18 +111,13 @@ class Training:
     def save(self, directory: CheckpointDirectory) -> None:
         """Writes a checkpoint of what has been done so far."""
         state, (tensors, scalars) = collect(dict(enumerate(self.layers)), self.optimizer), random_state()
-        data = pack(
+        part = directory.part(len(self.losses), "monolith")
+        written = write_payload(
+            part / FILE,
             {**state.tensors, **self.history.tensors(), **tensors},
             {**state.scalars, **scalars, "updates": self.updates, "iterations": len(self.losses)},
         )
-        part = directory.part(len(self.losses), "monolith")
-        write_file(part / FILE, data)
-        entry = {
-            "bytes": len(data),
-            "sha256": checksum(data),
-            "layers": list(range(len(self.layers))),
-            "tensors": sorted(state.tensors),
-        }
+        entry = {**written, "layers": list(range(len(self.layers))), "tensors": sorted(state.tensors)}
         directory.publish(
             part, manifest(self.config, len(self.losses), {FILE: entry}, schedule=None, num_ranks=1, data_parallel=1)
         )

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from step0_monolith.checkpoints import Checkpoint, CheckpointDirectory, CheckpointOptions, write_file
+from step0_monolith.checkpoints import Checkpoint, CheckpointDirectory, CheckpointOptions, write_payload
 from step0_monolith.config import Config
 from step0_monolith.options import RunError
-from step0_monolith.payload import PayloadError, checksum, pack
+from step0_monolith.payload import PayloadError
 from step0_monolith.resume import (
     check_fits,
     check_start,
@@ -170,9 +170,7 @@ class Checkpoints:
         """In the thread: writes this rank's file and tells rank 0, which makes the checkpoint visible."""
         part = self._directory.part(iteration, self._run)
         try:
-            data = pack(tensors, scalars)
-            write_file(part / file_of(world.rank), data)
-            entry |= {"bytes": len(data), "sha256": checksum(data)}
+            entry |= write_payload(part / file_of(world.rank), tensors, scalars)
             self._store.set(f"{key}/{world.rank}", json.dumps(entry))
             if world.rank == 0:
                 files = {file_of(rank): self._entry_of(world, key, rank, part) for rank in range(world.size)}
