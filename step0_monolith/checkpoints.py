@@ -166,15 +166,17 @@ class CheckpointDirectory:
         fields = {"version": VERSION, **manifest}
         index = {name: file for file, entry in fields["files"].items() for name in entry["tensors"]}
         fields["files"] = {n: {k: e[k] for k in ("bytes", "sha256", "layers")} for n, e in fields["files"].items()}
-        final = self._path_of(fields["iteration"])
+        final, before = self._path_of(fields["iteration"]), self.part(fields["iteration"], "old")
         size = sum(entry["bytes"] for entry in fields["files"].values())
         with _writing(final):
             try:
                 self._complete(part, fields, _json({"metadata": {"total_size": size}, "weight_map": index}))
                 if final.exists():
-                    os.rename(final, self.part(fields["iteration"], "old"))
+                    os.rename(final, before)
                 os.rename(part, final)
             except BaseException:
+                if before.exists() and not final.exists():
+                    os.rename(before, final)
                 _remove(part)
                 raise
             sync(self.path)
