@@ -12,11 +12,13 @@ from step2_comms.launch import Launch
 
 # Ranks come to the start one after another, as the machine loads their programs: this much later than a message may.
 START_SECONDS = 5.0
+# A launcher's store is there before its ranks are: when nobody listens for so long, the launcher has died.
+LAUNCHER_IS_GONE_SECONDS = 2.0
 
 
 def check_master() -> None:
     """Raises UsageError for a host without an address, which torch would look for until its timeout, and longer."""
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+    if _store_is_the_launchers():
         return  # torchrun has found it, and runs the store there
     host = os.environ["MASTER_ADDR"]
     try:
@@ -27,10 +29,14 @@ def check_master() -> None:
         ) from None
 
 
+def _store_is_the_launchers() -> bool:
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
 def meet(launch: Launch, timeout: float) -> dist.Store:
     """The job's store, once all ranks have come to it; `timeout` in seconds. Raises RuntimeError when one has not."""
     limit = timedelta(seconds=timeout + START_SECONDS)
-    if launch.rank > 0 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+    if launch.rank > 0 or _store_is_the_launchers():
         _await_store(timeout + START_SECONDS)
     store, _, _ = next(dist.rendezvous("env://", launch.rank, launch.size, timeout=limit))
     # A launcher that starts failed ranks again may keep its store: each attempt has keys of its own.
@@ -46,13 +52,16 @@ def _await_store(seconds: float) -> None:
     Raises RuntimeError when nobody does in time, or the launcher dies meanwhile.
     """
     address, launcher = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), os.getppid()
-    deadline = time.monotonic() + seconds
+    start = time.monotonic()
+    deadline = start + seconds
     while True:
         try:
             socket.create_connection(address, timeout=max(0.1, deadline - time.monotonic())).close()
             return
         except OSError as error:
-            if os.getppid() != launcher:
+            # It may have died before this process looked who it was, while torch was still being imported.
+            refused = isinstance(error, ConnectionRefusedError) and _store_is_the_launchers()
+            if os.getppid() != launcher or (refused and time.monotonic() > start + LAUNCHER_IS_GONE_SECONDS):
                 raise RuntimeError("the launcher died") from None
             if time.monotonic() > deadline:
                 raise RuntimeError(f"timed out: nobody listens at {address[0]}:{address[1]} ({error})") from None

@@ -35,6 +35,7 @@ class World:
     _exchanges: Counter[str] = field(default_factory=Counter)
     _whole: "World | None" = None
     _parts: tuple[tuple[int, ...], ...] = ()
+    _prefix: str = ""  # of the part's keys
     group: dist.ProcessGroup | None = None  # of the part; None: of all ranks
 
     @property
@@ -60,14 +61,21 @@ class World:
         parts = tuple(map(tuple, parts))
         own = next(part for part in parts if self.rank in part)
         return replace(
-            self, rank=own.index(self.rank), size=len(own), _exchanges=Counter(), _whole=self, _parts=parts, group=group
+            self,
+            rank=own.index(self.rank),
+            size=len(own),
+            _exchanges=Counter(),
+            _whole=self,
+            _parts=parts,
+            # Numbered: a key that another part has used before would still have its old value in the store.
+            _prefix=f"{self.new_key('part')} of rank {own[0]}/",
+            group=group,
         )
 
     def new_key(self, name: str) -> str:
         """A key of the job's store for one exchange; all who take part ask for `name` equally often."""
         self._exchanges[name] += 1
-        within = f"part {self.ranks[0]}/" if self._parts else ""
-        return f"{within}{name}/{self._exchanges[name]}"
+        return f"{self._prefix}{name}/{self._exchanges[name]}"
 
     def fetch(self, key: str, call: str, peer: int) -> bytes:
         """The value that rank `peer` puts into the job's store as `key`; `call` says what this rank waits in.

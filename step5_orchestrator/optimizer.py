@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from step0_monolith.loss import batch_weight
+from step0_monolith.loss import IGNORE_INDEX, batch_weight
 from step0_monolith.options import UsageError, whole
 from step0_monolith.payload import Payload, PayloadError, pack, unpack
 from step0_monolith.state import State, collect, named_tensors, restore
@@ -152,10 +152,11 @@ class PipelineParallelOptimizer:
         """Targets that count, of all replicas' batches; on the last stages' ranks, where they are needed."""
         if not self.pipeline.is_last:
             return 1
-        own = batch_weight(targets)
         if self.replicas is None:
-            return own
-        return int(self.replicas.peers.sum(torch.tensor([own], dtype=torch.int64)).item())
+            return batch_weight(targets)
+        # Not the sum of weights: that of a replica whose targets are all ignored is 1.
+        count = (targets != IGNORE_INDEX).sum().cpu().view(1)
+        return max(1, int(self.replicas.peers.sum(count).item()))
 
     def _first_microbatch(self, part: int) -> int:
         replica, count = (0, 1) if self.replicas is None else (self.replicas.index, self.replicas.num_replicas)
