@@ -109,6 +109,15 @@ class CheckpointDirectory:
             self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
             raise UsageError(f"{given} cannot be written ({error.strerror}); choose another place") from None
+        try:
+            self._wait_for_lock(given, seconds)
+            with _writing(self.path):
+                self._clear_up()
+        except BaseException:
+            self.close()
+            raise
+
+    def _wait_for_lock(self, given: str, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while True:
             try:
@@ -117,20 +126,24 @@ class CheckpointDirectory:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     who = os.pread(self._lock, 100, 0).decode(errors="replace").strip() or "another run"
-                    self.close()
                     raise UsageError(
                         f"{given}: {who} writes there; wait for its end, or choose another place"
                     ) from None
                 time.sleep(0.05)
             except OSError as error:
-                self.close()
                 raise UsageError(f"{given} cannot be locked ({error.strerror}); choose another place") from None
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, f"process {os.getpid()}\n".encode(), 0)
-        with _writing(self.path):
-            for unfinished in self.path.glob(".part-*"):
-                _remove(unfinished)
-            self._name_latest()
+
+    def _clear_up(self) -> None:
+        """After a run that was killed: puts back what it was about to replace, and removes what is not whole."""
+        for replaced in self.path.glob(".part-*-old"):
+            final = self._path_of(int(replaced.name.split("-")[1]))
+            if not final.exists():
+                os.rename(replaced, final)
+        for unfinished in self.path.glob(".part-*"):
+            _remove(unfinished)
+        self._name_latest()
 
     def close(self) -> None:
         """Lets other runs in."""
@@ -183,7 +196,7 @@ class CheckpointDirectory:
             self._name_latest()
             for iteration in self.iterations()[: -self._keep]:
                 # Out of sight first: half a checkpoint must not be seen under a whole one's name.
-                gone = self.part(iteration, "old")
+                gone = self.part(iteration, "gone")
                 os.rename(self._path_of(iteration), gone)
                 _remove(gone)
             _remove(before)

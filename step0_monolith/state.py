@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from step0_monolith.payload import Payload, PayloadError, is_scalar
 
+OWN = ("history/", "random/")  # what begins so is a rank's own, and of no layer
 Layers = Mapping[int, nn.Module]  # by global index
 MAX_SETTING = 1e38  # what fits into any of torch's number types that an optimizer's setting may have
 
@@ -125,8 +126,8 @@ def _merged(payloads: Sequence[Payload]) -> dict[str, Tensor]:
     merged: dict[str, Tensor] = {}
     for payload in payloads:
         for name, value in payload.tensors.items():
-            if "/" in name and not name.startswith("optimizer/"):
-                continue  # a rank's own, such as its random state
+            if name.startswith(OWN):
+                continue
             other = merged.setdefault(name, value)
             if other is not value and not _same(other, value):
                 raise PayloadError(f"two payloads have different values of {name}")
@@ -149,7 +150,7 @@ def _check_model(layers: Layers, tensors: Mapping[str, Tensor], payloads: Sequen
         saved = tensors[name]
         if (saved.shape, saved.dtype) != (value.shape, value.dtype):
             raise PayloadError(f"{name} is {_kind(saved)} there and {_kind(value)} here: another model")
-    extra = [n for n in tensors if "/" not in n and n not in here and n.partition(".")[0] in {str(i) for i in layers}]
+    extra = [n for n in tensors if n not in here and n.partition(".")[0] in {str(i) for i in layers}]
     if extra:
         raise PayloadError(f"{extra[0]} is there and not here: another model")
     return here

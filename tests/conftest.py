@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.ranks import Pool
+from tests.ranks import Pool, end_helpers
 
 pytest_plugins = ["tests.scoreboard"]
 
@@ -12,8 +12,14 @@ pytest_plugins = ["tests.scoreboard"]
 torch.set_num_threads(1)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_helper_is_left():
+    yield
+    end_helpers()
+
+
 @pytest.fixture(scope="session")
-def pool():
+def pool(no_helper_is_left):
     """Ranks that stay alive: `pool.run(4, function, ...)` calls `function(world, ...)` on each of 4."""
     ranks = Pool()
     yield ranks

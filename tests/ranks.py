@@ -156,13 +156,17 @@ class Pool:
             return Outcome(error=f"died with exit code {worker.process.exitcode}", traceback=worker.stack())
 
     def close(self) -> None:
-        """Ends the ranks, and the two processes of multiprocessing that would otherwise live as long as this one."""
+        """Ends the ranks."""
         for worker in self._workers:
             worker.end()
         self._workers = []
-        # Private, but there in Python 3.10 to 3.14, and the only way to end them before the interpreter does.
-        multiprocessing.forkserver._forkserver._stop()
-        multiprocessing.resource_tracker._resource_tracker._stop()
+
+
+def end_helpers() -> None:
+    """Ends the two processes of multiprocessing that would otherwise live as long as this one."""
+    # Private, but there in Python 3.10 to 3.14, and the only way to end them before the interpreter does.
+    multiprocessing.forkserver._forkserver._stop()
+    multiprocessing.resource_tracker._resource_tracker._stop()
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """What ranks do in the tests of steps 5 and 6: train a config, or run modules of any kind, under any table."""
 
 import hashlib
+import json
 from dataclasses import dataclass
 
 import torch
@@ -8,8 +9,10 @@ from torch import Tensor, nn
 
 from step0_monolith.config import Config
 from step0_monolith.data import batch
+from step0_monolith.result import raw_bytes
 from step1_partition.partition import bounds, partition, split
 from step1_partition.stage import Stage
+from step5_orchestrator.optimizer import PipelineParallelOptimizer
 from step5_orchestrator.pipeline import Pipeline
 from step5_orchestrator.table import Table
 from step5_orchestrator.trainer import Trainer
@@ -62,7 +65,7 @@ def stage_class_for(table: Table) -> type[Stage]:
 
 
 def train_job(world, job: Job) -> Trained:
-    """Trains one job on this rank; the gradients are those of the first iteration."""
+    """Trains one job on this rank; the gradients are those of the first update."""
     table = table_of(job, world.size // job.data_parallel)
     trainer = Trainer(
         job.config,
@@ -72,7 +75,8 @@ def train_job(world, job: Job) -> Trained:
         stage_class=stage_class_for(table),
         data_parallel=job.data_parallel,
     )
-    trainer.step()
+    for _ in range(job.config.accumulate):
+        trainer.step()
     stages = trainer.pipeline.stages.values()
     gradients = joined([named(s.modules, s.first_layer, gradients=True) for s in stages])
     trainer.train()
@@ -82,8 +86,17 @@ def train_job(world, job: Job) -> Trained:
     parameters = joined([named(s.modules, s.first_layer) for s in stages])
     digest = result.weights_sha256 if result else None
     peak = trainer.pipeline.executor.peak_in_flight
-    state = hashlib.sha256(trainer.optimizer.serialize()).hexdigest()
+    state = state_sha256(trainer.optimizer)
     return Trained(trainer.losses, gradients, parameters, digest, peak, result, test, state)
+
+
+def state_sha256(optimizer: PipelineParallelOptimizer) -> str:
+    """Of all that the optimizer saves; the bytes of `serialize` will not do, their header has no fixed order."""
+    tensors, scalars = optimizer.state()
+    found = hashlib.sha256(json.dumps(scalars).encode())
+    for name in sorted(tensors):
+        found.update(f"{name} {tuple(tensors[name].shape)} {tensors[name].dtype}".encode() + raw_bytes(tensors[name]))
+    return found.hexdigest()
 
 
 def train_jobs(world, jobs: list[Job]) -> list[Trained]:
