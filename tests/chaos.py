@@ -1,7 +1,6 @@
 """Training under torchrun whose processes are killed at chosen moments: starts it, watches it, kills, and cleans up."""
 
 import contextlib
-import os
 import random
 import subprocess
 import time
@@ -46,7 +45,7 @@ class Kill:
 
 
 def drawn(seed: int, num_ranks: int, sizes: Sequence[int]) -> list[Kill]:
-    """A kill for each of `sizes`, which says how many ranks it hits (0: the launcher), in an order that is drawn too."""
+    """A kill for each of `sizes`, which says how many ranks it hits (0: the launcher), in an order drawn too."""
     draw = random.Random(f"{seed} {num_ranks}")
     moments = (["saving", "training", "starting"] * len(sizes))[: len(sizes)]
     turn: list[int] = []  # so that every rank has its turn
@@ -193,7 +192,8 @@ class TrainingJob:
         if kill.ranks:
             self.kill(*kill.ranks, gap=kill.gap)
         else:
-            self.kill_launcher()
+            # Ranks that still import torch look for their launcher afterwards.
+            self.kill_launcher(START if kill.moment == "starting" else END)
         newest(self.checkpoints)
         if not kill.ranks:
             self.start()
@@ -241,4 +241,3 @@ def newest(folder: Path) -> Checkpoint | None:
         else:
             return checkpoint
     raise AssertionError("latest never stays the same")
-

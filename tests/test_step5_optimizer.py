@@ -78,26 +78,27 @@ QUICK = [
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
 def test_training_equals_the_uncut_model(pool, num_ranks):
-    assert_equal_uncut(pool, num_ranks, QUICK[:2] if num_ranks == 1 else QUICK)
+    assert_equal_uncut(pool, num_ranks, {1: QUICK[:2], 2: QUICK, 4: QUICK[2:5]}[num_ranks])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
 def test_every_optimizer_schedule_and_dtype_equals_the_uncut_model(pool, num_ranks):
     kinds = itertools.cycle(itertools.product((None, 0.3), (1, 2), (False, True), (None, warm_up)))
+    dtypes = itertools.cycle((chain, chain32, chain16, chain))
     cases = [
-        Case(optimizer, make, schedule, m, 11, None, 4, norm, accumulate, rate=rate, ignored=ignored)
+        Case(optimizer, next(dtypes), schedule, m, 11, None, 4, norm, accumulate, rate=rate, ignored=ignored)
         for schedule in SCHEDULES
         for m in [2 * num_ranks if schedule == "dualpipe-v" else 3]
         if admits(schedule, num_ranks, m)
-        for optimizer, make in itertools.product(OPTIMIZERS, (chain, chain32, chain16))
+        for optimizer in OPTIMIZERS
         for norm, accumulate, ignored, rate in [next(kinds)]
     ]
-    assert len(cases) == 15 * len(SCHEDULES)
+    assert len(cases) == 5 * len(SCHEDULES)
     assert_equal_uncut(pool, num_ranks, cases, limit=110)
 
 
-ACCUMULATED = {"batch_size": 12, "num_microbatches": 3, "num_iterations": 6}
+ACCUMULATED = {"data": "random", "batch_size": 12, "num_microbatches": 3, "num_iterations": 6}
 FLAGS = [
     ({"accumulate": 2}, "1f1b"),
     (
@@ -153,7 +154,7 @@ def refused_on_one_rank(world):
     own, inputs, targets = pipeline.parameters(), *batch_of(Case(ADAM), 0)
     foreign = nn.Parameter(torch.zeros(2))
 
-    def make(parameters=own, num_microbatches=3, kind=partial(SGD, lr=0.1), **more):
+    def make(parameters=own, num_microbatches=3, kind=OPTIMIZERS[0], **more):
         return PipelineParallelOptimizer(kind(parameters), pipeline, num_microbatches, **more)
 
     attempts = {
@@ -209,18 +210,6 @@ def test_what_does_not_fit_is_refused(pool):
     }
     assert {name: str(error) for name, error in said.items()} == wanted
     assert all(isinstance(error, UsageError) for error in said.values())
-
-
-def without_targets(world):
-    optimizer, (inputs, _) = build(world, Case(ADAM)), batch_of(Case(ADAM), 0)
-    optimizer.optimize((inputs if world.rank == 0 else None, None))
-
-
-def test_a_batch_that_only_one_rank_lacks_ends_all(pool):
-    outcomes = pool.outcomes(2, without_targets, timeout=20)
-    assert outcomes[1].error == "UsageError: rank 1 needs the targets of the batch, and has None"
-    assert "rank 1 failed" in outcomes[0].error
-    assert "needs the targets" in outcomes[0].error
 
 
 SIZES = (8, 8, 5, 12, 3)
@@ -444,35 +433,39 @@ def test_a_skipped_update_is_left_out_and_training_goes_on(pool):
     assert uncut(kinds[0], left_out={WRONG_AT}).losses != uncut(kinds[0]).losses
 
 
-def accumulates_a_nan(world, case):
-    """The first of the two batches of the second update has a NaN; the other batch is good."""
-    optimizer, losses, updates = build(world, case), [], []
+def accumulates_a_nan(world, case, where):
+    """The first of the two batches of the second update is bad, and the other one good."""
+    share = Share()
+    optimizer, losses, updates = build(world, case, share), [], []
     for iteration in range(case.num_iterations):
         inputs, targets = batch_of(case, iteration)
-        if iteration == 2:
+        if iteration == 2 and where == "input":
             inputs[0, 0] = math.nan
+        share.is_wrong = iteration == 2 and where == "loss"
         losses.append(optimizer.optimize(part_of(optimizer, (inputs, targets))).item())
         updates.append(optimizer.updates)
     optimizer.pipeline.close()
     return losses, updates, parameters_of(optimizer)
 
 
-def test_one_bad_batch_of_several_leaves_out_their_update(pool):
+@pytest.mark.parametrize("where", ["input", "loss"])
+def test_one_bad_batch_of_several_leaves_out_their_update(pool, where):
     case = Case(ADAM, accumulate=2, num_iterations=6, on_nonfinite="skip", max_grad_norm=0.3)
-    ranks = pool.run(2, accumulates_a_nan, case)
+    ranks = pool.run(2, accumulates_a_nan, case, where)
     assert all(rank[1] == [0, 1, 1, 1, 1, 2] for rank in ranks)
+    assert [math.isnan(loss) for loss in ranks[0][0]] == [False, False, True, False, False, False]
     assert_same_bits(joined([rank[2] for rank in ranks]), uncut(case, left_out={1}).parameters)
 
 
 # So large a step that bfloat16 or float32 overflows in the forward or in the backward of some stage, and comes back.
 DIVERGING = [
-    {"learning_rate": 1e5, "on_nonfinite": "skip", "num_iterations": 6, "max_grad_norm": 1e30},
-    {"learning_rate": 1e37, "on_nonfinite": "skip", "dtype": "bfloat16", "num_iterations": 6, "accumulate": 2},
+    {"learning_rate": 1e5, "num_iterations": 6, "max_grad_norm": 1e30},
+    {"learning_rate": 1e37, "dtype": "bfloat16", "num_iterations": 6, "accumulate": 2},
 ]
 
 
 def test_a_diverging_run_that_skips_equals_the_monolith(pool):
-    jobs = [Job(small(**changes), "1f1b") for changes in DIVERGING]
+    jobs = [Job(small(**changes, on_nonfinite="skip", data="random"), "1f1b") for changes in DIVERGING]
     results = pool.run(2, train_jobs, jobs)
     for index, job in enumerate(jobs):
         expected = monolith(job.config)
@@ -662,3 +655,18 @@ def test_stages_that_do_not_agree_say_both_values_on_every_rank(pool):
 def test_what_is_raised_is_an_error_of_the_run():
     assert issubclass(PayloadError, RunError)
     assert not issubclass(UsageError, RunError)
+
+
+# Last, since ranks that fail are started anew for the next test.
+
+
+def without_targets(world):
+    optimizer, (inputs, _) = build(world, Case(ADAM)), batch_of(Case(ADAM), 0)
+    optimizer.optimize((inputs if world.rank == 0 else None, None))
+
+
+def test_a_batch_that_only_one_rank_lacks_ends_all(pool):
+    outcomes = pool.outcomes(2, without_targets, timeout=20)
+    assert outcomes[1].error == "UsageError: rank 1 needs the targets of the batch, and has None"
+    assert "rank 1 failed" in outcomes[0].error
+    assert "needs the targets" in outcomes[0].error

@@ -112,7 +112,7 @@ def stop_a_rank(folder):
     """SIGSTOP: noticed within the timeout, named, and all gone in the time of DESIGN 4.5."""
     config = small(num_iterations=300)
     arguments = ("--emulate", "F=5,B=10", "--timeout", TIMEOUT)
-    with TrainingJob(folder, config, 3, *arguments) as job:
+    with TrainingJob(folder, config, 3, *arguments, module="step5_orchestrator") as job:
         job.next_attempt()
         job.wait_until(lambda: newest(job.checkpoints), "a checkpoint")
         job.signal(signal.SIGSTOP, rank=1)
@@ -139,6 +139,7 @@ def interrupt(folder):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_stopped_rank_in_one_job_and_ctrl_c_in_another(tmp_path):
     with ThreadPoolExecutor(2) as both:
         jobs = []

@@ -1,4 +1,4 @@
-"""torchrun ... -m tests.programs.slow_disk: step 6's program on a disk that takes its time, so that saving can be hit."""
+"""torchrun ... -m tests.programs.slow_disk: step 6's program on a slow disk, so that saving can be hit."""
 
 import os
 import time
