@@ -92,12 +92,13 @@ class Training:
             weight=batch_weight(targets) * config.accumulate,
         )
         loss = share.item() * config.accumulate
-        norm = None if config.max_grad_norm is None else norm_of(squared_norms(self.parameters))
+        is_last = part == config.accumulate - 1
+        norm = norm_of(squared_norms(self.parameters)) if is_last and config.max_grad_norm is not None else None
         places = None if are_finite(self.parameters) else "the model"
         self._wrong = not_finite(iteration, loss, places, norm) or self._wrong
         if self._wrong and config.on_nonfinite == "stop":
             raise stopped(self._wrong)
-        if part == config.accumulate - 1 and not self._wrong:
+        if is_last and not self._wrong:
             update_weights(self.optimizer, learning_rate(config, self.updates), norm, config.max_grad_norm)
             self.updates += 1
         self.history.losses.append(loss)

@@ -33,35 +33,25 @@ class GradientSum:
         """peers: the ranks with the same stages."""
         self._peers = peers
         self._buckets = {index: buckets(stage.parameters(), bucket_bytes) for index, stage in stages.items()}
-        self._under_way: list[UnderWay] = []
 
-    def start(self, stage: int) -> None:
-        """Starts on a stage whose gradients are whole; the work goes on while this rank does something else.
-
-        All peers start their stages in the same order.
-        """
-        peer = 1 - self._peers.rank if self._peers.size == 2 else None
-        for parameters in self._buckets[stage]:
-            flat = _flatten(parameters)
-            if self._peers.is_staged:
-                flat = flat.cpu()
-            with self._waiting(peer):
-                work = dist.all_reduce(flat, group=self._peers.group, async_op=True)
-            self._under_way.append(UnderWay(parameters, flat, work))
-
-    def finish(self) -> None:
-        """Waits for all that was started; then every gradient is the sum."""
-        peer = 1 - self._peers.rank if self._peers.size == 2 else None
-        for parameters, flat, work in self._under_way:
-            with self._waiting(peer):
+    def __call__(self) -> None:
+        """Makes every gradient the sum; called by all peers. One bucket travels while the next is filled."""
+        under_way = [self._start(bucket) for index in sorted(self._buckets) for bucket in self._buckets[index]]
+        for parameters, flat, work in under_way:
+            with self._waiting():
                 work.wait()
             _unflatten(parameters, flat)
-        self._under_way = []
 
-    def _waiting(self, peer: int | None):
-        return self._peers.watch.waiting(
-            "sum of the replicas' gradients", None if peer is None else self._peers.ranks[peer]
-        )
+    def _start(self, parameters: Sequence[nn.Parameter]) -> UnderWay:
+        flat = _flatten(parameters)
+        if self._peers.is_staged:
+            flat = flat.cpu()
+        with self._waiting():
+            return UnderWay(parameters, flat, dist.all_reduce(flat, group=self._peers.group, async_op=True))
+
+    def _waiting(self):
+        peer = self._peers.ranks[1 - self._peers.rank] if self._peers.size == 2 else None
+        return self._peers.watch.waiting("sum of the replicas' gradients", peer)
 
 
 def buckets(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:

@@ -72,9 +72,6 @@ class Executor:
         self._values: dict[Value, Tensors | Handle | None] = {}
         self._losses: Sequence[Callable[..., Tensor]] = ()
         self._iteration, self._seed, self._first_microbatch = 0, 0, 0
-        # Called with a stage's number as soon as its gradients of this run are whole.
-        self.when_stage_is_done: Callable[[int], None] | None = None
-        self._finishing = {i.stage: i for i in self.row if isinstance(i, Action) and i.op in ("B", "W")}
         self.peak_in_flight = 0
         self.events: list[Event] = []
         self.kept_events: deque[list[Event]] = deque(maxlen=KEPT_ITERATIONS)
@@ -160,8 +157,6 @@ class Executor:
         if self._emulate is not None:
             sleep_out(start, self._emulate.of(action))
         self.events.append(Event(action, start, time.perf_counter()))
-        if self.when_stage_is_done is not None and self._finishing.get(action.stage) is action:
-            self.when_stage_is_done(action.stage)
 
     def _forward(self, action: Action, inputs: Tensors) -> None:
         """Runs a stage forward on one microbatch and puts what it makes where the next action looks for it."""

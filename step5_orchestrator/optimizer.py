@@ -85,11 +85,10 @@ class PipelineParallelOptimizer:
         self._open(batch)
         part = self.iterations % self.accumulate
         is_last = part == self.accumulate - 1
-        if self._sum is not None:
-            self.pipeline.executor.when_stage_is_done = self._sum.start if is_last else None
         share = self._accumulate(batch, part, weight)
-        if self._sum is not None:
-            self._sum.finish()
+        if self._sum is not None and is_last:
+            # As soon as this rank's row has run: the ranks before it may still be cooling down.
+            self._sum()
         agreed = self._agree(share, is_last and self.max_grad_norm is not None)
         loss = agreed.loss * self.accumulate
         wrong = not_finite(self.iterations, loss, agreed.places, agreed.norm)

@@ -112,9 +112,11 @@ class Trainer:
     def train(self, *, show: bool = False, checkpoints: Checkpoints | None = None) -> None:
         """All iterations of the config that are not done yet; rank 0 shows the progress.
 
-        Starts by making sure that all ranks train alike (see `synchronize_optimizer_state`).
+        Starts by making sure that all ranks train alike (see `synchronize_optimizer_state`), unless it goes on between
+        two updates.
         """
-        self.optimizer.synchronize_optimizer_state()
+        if self.iteration % self.config.accumulate == 0:
+            self.optimizer.synchronize_optimizer_state()
         with Progress(self.config.num_iterations, show and self.world.rank == 0, self.iteration) as progress:
             while self.iteration < self.config.num_iterations:
                 progress.advance(self.step())

@@ -356,9 +356,16 @@ class Share:
         return loss_share(output, targets, weight) + (math.nan if self.is_wrong else 0.0)
 
 
-def make_infinite(optimizer, stage):
-    if stage == 1:
-        optimizer.pipeline.stages[1].parameters()[-1].grad[0] = math.inf
+def then_infinite(optimizer, run):
+    """Runs a batch, after which stage 1 has a gradient that is not finite."""
+
+    def spoiled(*arguments, **options):
+        share = run(*arguments, **options)
+        if 1 in optimizer.pipeline.stages:
+            optimizer.pipeline.stages[1].parameters()[-1].grad[0] = math.inf
+        return share
+
+    return spoiled
 
 
 def snapshot(optimizer):
@@ -373,14 +380,15 @@ def goes_wrong(world, attempts):
     for case, where in attempts:
         share = Share()
         optimizer, losses, said, same = build(world, case, share), [], "", None
+        run = optimizer.pipeline.forward_backward
         for iteration in range(case.num_iterations):
             inputs, targets = batch_of(case, iteration)
             is_wrong = iteration == WRONG_AT
             if is_wrong and where == "input":
                 inputs[5, 3] = math.nan
             share.is_wrong = is_wrong and where == "loss"
-            spoil = partial(make_infinite, optimizer) if is_wrong and where == "gradient" else None
-            optimizer.pipeline.executor.when_stage_is_done = spoil
+            spoiled = is_wrong and where == "gradient"
+            optimizer.pipeline.forward_backward = then_infinite(optimizer, run) if spoiled else run
             before = snapshot(optimizer)
             try:
                 losses.append(optimizer.optimize(part_of(optimizer, (inputs, targets))).item())
