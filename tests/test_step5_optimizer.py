@@ -76,7 +76,7 @@ QUICK = [
 ]
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+@pytest.mark.parametrize("num_ranks", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_training_equals_the_uncut_model(pool, num_ranks):
     assert_equal_uncut(pool, num_ranks, {1: QUICK[:2], 2: QUICK, 4: QUICK[2:5]}[num_ranks])
 

@@ -88,7 +88,11 @@ QUICK = {
 }
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "{}x{}".format(*shape))
+@pytest.mark.parametrize(
+    "shape",
+    [pytest.param(shape, marks=[pytest.mark.slow] * (shape == (2, 3))) for shape in SHAPES],
+    ids=lambda shape: "{}x{}".format(*shape),
+)
 def test_replicas_equal_the_monolith_and_each_other(pool, shape):
     assert_jobs(pool, *shape, [job_of(schedule, shape[0], **changes) for schedule, changes in QUICK[shape]])
 
@@ -289,6 +293,7 @@ def with_small_buckets(world, case, bucket_bytes):
     return losses, state_sha256(optimizer)
 
 
+@pytest.mark.slow
 def test_the_size_of_the_buckets_changes_no_bit_of_two_replicas(pool):
     case = dataclasses.replace(CASES[1], num_iterations=2)
     results = [pool.run(4, with_small_buckets, case, size) for size in (1, 1000, 2**22)]

@@ -64,7 +64,7 @@ def run_and_compare(pool, num_ranks, jobs, limit):
         assert_equals_monolith([ranks[index] for ranks in results], job)
 
 
-@pytest.mark.parametrize("num_ranks", AXES["num_ranks"])
+@pytest.mark.parametrize("num_ranks", [pytest.param(p, marks=[pytest.mark.slow] * (p == 8)) for p in AXES["num_ranks"]])
 def test_pairs_equal_the_monolith(pool, num_ranks):
     picked = [chosen for chosen in pairwise(AXES) if chosen["num_ranks"] == num_ranks]
     if num_ranks == 8:  # slow on two cores; `test_all_equal_the_monolith` has the others
