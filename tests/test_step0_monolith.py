@@ -6,13 +6,16 @@ import os
 import shlex
 import struct
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from torch import nn
 
 from step0_monolith.config import Config
-from step0_monolith.data import batch, digits, microbatch_sizes
+from step0_monolith.data import _rows_of_digits, batch, digits, microbatch_sizes
 from step0_monolith.data import test_set as the_test_set
 from step0_monolith.files import check_writable, write_whole
 from step0_monolith.loss import batch_weight, loss_share, total
@@ -67,6 +70,14 @@ def test_program_refuses_in_one_line_with_status_2(arguments, message):
     assert message in ran.stderr
     assert len(ran.stderr.strip().splitlines()) == 1
     assert ran.stdout == ""
+
+
+def test_digits_are_those_of_scikit_learn_with_and_without_its_file(monkeypatch):
+    bunch = load_digits()
+    expected = np.column_stack([bunch.data, bunch.target])
+    assert np.array_equal(_rows_of_digits(), expected)
+    monkeypatch.setattr(Path, "exists", lambda path: False)
+    assert np.array_equal(_rows_of_digits(), expected)
 
 
 def test_digits_are_split_and_standardised():

@@ -368,9 +368,9 @@ def test_two_jobs_at_once_one_of_which_fails():
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_eight_jobs_at_once_five_times():
+def test_eight_jobs_at_once_three_times():
     with ThreadPoolExecutor(8) as all_jobs:
-        for _ in range(5):
+        for _ in range(3):
             list(all_jobs.map(lambda _: torchrun(2, "step2_comms", limit=170).stdout.index("verified"), range(8)))
 
 
