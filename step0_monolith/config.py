@@ -39,7 +39,9 @@ class Config(Options):
     )
     warmup_iterations: int = option(0, whole(0), "iterations of warmup-cosine in which the step size still grows")
     max_grad_norm: float | None = option(
-        None, optional(number(above=0)), "largest norm of all gradients together (default: any)"
+        None,
+        optional(number(above=0)),
+        "norm of all gradients together above which they are shortened (default: no limit)",
     )
     accumulate: int = option(
         1, whole(1, 1_000_000), "iterations whose gradients are added up before each step of the optimizer"

@@ -98,11 +98,14 @@ def check_start(options: CheckpointOptions, config: Config, iterations: list[int
         )
 
 
-def resumed(checkpoint: Checkpoint | None, changed: list[str], given: object) -> str:
+def resumed(checkpoint: Checkpoint | None, changed: list[str], given: object, num_iterations: int) -> str:
     """What a run says at its start under `--resume`."""
     if checkpoint is None:
         return f"no checkpoint in {str(given)!r} yet: starting with iteration 1"
-    return "\n".join([f"resuming after iteration {checkpoint.iteration} from {str(checkpoint.path)!r}", *changed])
+    lines = [f"resuming after iteration {checkpoint.iteration} from {str(checkpoint.path)!r}", *changed]
+    if checkpoint.iteration == num_iterations:
+        lines.append("nothing is left to train; to go on, raise --num-iterations")
+    return "\n".join(lines)
 
 
 def due(options: CheckpointOptions, iteration: int, num_iterations: int) -> bool:

@@ -62,7 +62,8 @@ class Training:
         self.optimizer = make_optimizer(config, self.parameters)
         self.history = History()
         self.updates = 0
-        self._wrong: str | None = None
+        self._wrong: str | None = None  # with the update that is being made
+        self._first_wrong: str | None = None
 
     @property
     def losses(self) -> list[float]:
@@ -94,8 +95,9 @@ class Training:
         loss = share.item() * config.accumulate
         is_last = part == config.accumulate - 1
         norm = norm_of(squared_norms(self.parameters)) if is_last and config.max_grad_norm is not None else None
-        places = None if are_finite(self.parameters) else "the model"
+        places = None if are_finite(self.parameters) else ""
         self._wrong = not_finite(iteration, loss, places, norm) or self._wrong
+        self._first_wrong = self._first_wrong or self._wrong
         if self._wrong and config.on_nonfinite == "stop":
             raise stopped(self._wrong)
         if is_last and not self._wrong:
@@ -107,7 +109,7 @@ class Training:
 
     def left_out(self) -> str | None:
         """What to say about updates that were left out, if any was."""
-        return left_out(len(self.losses), self.config.accumulate, self.updates)
+        return left_out(len(self.losses), self.config.accumulate, self.updates, self._first_wrong)
 
     def save(self, directory: CheckpointDirectory) -> None:
         """Writes a checkpoint of what has been done so far."""
@@ -160,9 +162,9 @@ def train(config: Config, *, show: bool = False, checkpoints: CheckpointOptions 
         if checkpoints.resume:
             newest = directory.newest()
             changed = [] if newest is None else check_fits(config, newest)
-            print(resumed(newest, changed, checkpoints.checkpoint_dir), flush=True)
             if newest is not None:
                 training.load(newest)
+            print(resumed(newest, changed, checkpoints.checkpoint_dir, config.num_iterations), flush=True)
         with Progress(config.num_iterations, show, done=len(training.losses)) as progress:
             while len(training.losses) < config.num_iterations:
                 progress.advance(training.step())

@@ -70,11 +70,12 @@ def are_finite(parameters: Iterable[nn.Parameter]) -> bool:
 def not_finite(iteration: int, loss: float, places: str | None, norm: float | None = None) -> str | None:
     """What is wrong with an iteration (counted from 0), in words; None when nothing is.
 
-    places: where gradients are not finite, such as "stage 1", if anywhere. norm: of all gradients, where it is known.
+    places: where gradients are not finite, such as " of stage 1", None if nowhere. norm: of all gradients, where it is
+    known.
     """
     wrong = [] if math.isfinite(loss) else [f"the loss is {loss}"]
     if places is not None:
-        wrong.append(f"gradients of {places} are not finite")
+        wrong.append(f"gradients{places} are not finite")
     elif norm is not None and not math.isfinite(norm):
         wrong.append(f"the norm of all gradients is {norm}")
     return f"iteration {iteration + 1}: {' and '.join(wrong)}" if wrong else None
@@ -87,12 +88,16 @@ def stopped(wrong: str) -> RunError:
     )
 
 
-def left_out(iterations: int, accumulate: int, updates: int) -> str | None:
-    """What a run says at its end when updates were left out; None when none was."""
+def left_out(iterations: int, accumulate: int, updates: int, first: str | None) -> str | None:
+    """What a run says at its end when updates were left out; None when none was.
+
+    first: what was wrong the first time, where it is known.
+    """
     due = iterations // accumulate
     if updates == due:
         return None
-    return f"left out {due - updates} of {due} updates: a loss or a gradient was not finite"
+    why = "a loss or a gradient was not finite" if first is None else f"first because of {first}"
+    return f"left out {due - updates} of {due} updates, {why}"
 
 
 def update_weights(

@@ -14,8 +14,8 @@ from step5_orchestrator.words import named
 
 
 class Agreed(NamedTuple):
-    """loss: of the whole batch. places: where gradients are not finite, such as "stage 1", if anywhere. norm: of all
-    gradients, when it was asked for.
+    """loss: of the whole batch. places: where gradients are not finite, such as " of stage 1", if anywhere. norm: of
+    all gradients, when it was asked for.
     """
 
     loss: float
@@ -47,5 +47,5 @@ class Agreement:
         if self._world.size > 1:
             self._world.sum(values)
         wrong = [index for index, flag in enumerate(values[1 : 1 + self._num_stages].tolist()) if flag]
-        places = named("stage", wrong) if wrong else None
+        places = " of " + named("stage", wrong) if wrong else None
         return Agreed(values[0].item(), places, norm_of(values[1 + self._num_stages :]) if with_norm else None)

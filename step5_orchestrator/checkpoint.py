@@ -67,7 +67,7 @@ class Checkpoints:
             except BaseException:
                 self._directory.close()
                 raise
-            self._say = resumed(self._newest, changed, options.checkpoint_dir)
+            self._say = resumed(self._newest, changed, options.checkpoint_dir, config.num_iterations)
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -96,10 +96,10 @@ class Checkpoints:
         self._run = about["run"]
         if world.rank > 0 and about["resume"] is not None:
             self._newest = self._directory.at(about["resume"])
-        if self._options.resume and world.rank == 0:
-            print(self._say, flush=True)
         if self._newest is not None:
             self._take_over(self._newest, trainer)
+        if self._options.resume and world.rank == 0:
+            print(self._say, flush=True)
 
     def _take_over(self, newest: Checkpoint, trainer: "Trainer") -> None:
         world = trainer.world

@@ -25,6 +25,7 @@ class PipelineParallelOptimizer:
     """Wraps an optimizer of this rank's parameters, and makes one of all ranks' optimizers.
 
     Every method but `serialize` and `deserialize` is called on every rank. updates: steps of the optimizer so far.
+    first_wrong: what was not finite the first time that something was not.
     """
 
     def __init__(
@@ -63,7 +64,8 @@ class PipelineParallelOptimizer:
         self.accumulate = whole(1)("accumulate", accumulate)
         self.on_nonfinite, self.lr_schedule, self.replicas = on_nonfinite, lr_schedule, replicas
         self.updates, self.iterations = 0, 0
-        self._wrong: str | None = None
+        self._wrong: str | None = None  # with the update that is being made
+        self.first_wrong: str | None = None
         first = replicas is None or replicas.index == 0
         everyone = pipeline.world if replicas is None else replicas.whole
         self._agree = Agreement(everyone, pipeline.stages, pipeline.table.num_stages, counts=first)
@@ -93,6 +95,7 @@ class PipelineParallelOptimizer:
         loss = agreed.loss * self.accumulate
         wrong = not_finite(self.iterations, loss, agreed.places, agreed.norm)
         self._wrong = wrong or (self._wrong if part else None)
+        self.first_wrong = self.first_wrong or self._wrong
         if self._wrong and self.on_nonfinite == "stop":
             raise stopped(self._wrong)
         if is_last and not self._wrong:

@@ -127,7 +127,7 @@ class Trainer:
 
     def left_out(self) -> str | None:
         """What to say about updates that were left out, if any was."""
-        return left_out(self.iteration, self.config.accumulate, self.optimizer.updates)
+        return left_out(self.iteration, self.config.accumulate, self.optimizer.updates, self.optimizer.first_wrong)
 
     def evaluate(self) -> dict[str, float] | None:
         """`accuracy` and `loss` on the test rows, on every rank; None for random data."""
