@@ -266,6 +266,24 @@ def _digest(fields: Mapping[str, Any]) -> str:
     return hashlib.sha256(_json(fields)).hexdigest()
 
 
+def _check_fields(fields: Mapping[str, Any]) -> None:
+    """Raises ValueError where a field is missing or of another kind: a right checksum does not say who made it."""
+    if not isinstance(fields.get("config"), dict):
+        raise ValueError("it has no config")
+    if not isinstance(fields.get("num_ranks"), int):
+        raise ValueError("it has no number of ranks")
+    if not isinstance(fields.get("files"), dict):
+        raise ValueError("it has no list of files")
+    for name, entry in fields["files"].items():
+        if not _FILE.fullmatch(name):
+            raise ValueError("it names files that are no part of a checkpoint")
+        kinds = {"bytes": int, "sha256": str, "layers": list}
+        if not isinstance(entry, dict) or any(not isinstance(entry.get(key), kind) for key, kind in kinds.items()):
+            raise ValueError(f"what it says of {name} cannot be read")
+        if not all(isinstance(layer, int) for layer in entry["layers"]):
+            raise ValueError(f"the layers of {name} are not numbers")
+
+
 def _open(path: Path) -> Checkpoint:
     """Raises PayloadError for a manifest that is damaged or missing."""
     checkpoint = Checkpoint(path, {})
@@ -279,8 +297,7 @@ def _open(path: Path) -> Checkpoint:
             raise ValueError(f"it has version {fields['version']!r}, and this program reads version {VERSION}")
         if fields["iteration"] != int(path.name.split("-")[1]):
             raise ValueError(f"it is of iteration {fields['iteration']}")
-        if not all(_FILE.fullmatch(name) for name in fields["files"]):
-            raise ValueError("it names files that are no part of a checkpoint")
+        _check_fields(fields)
     except OSError as error:
         raise PayloadError(f"{what} cannot be read: {error.strerror}{checkpoint.way_out()}") from None
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:

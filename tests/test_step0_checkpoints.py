@@ -37,7 +37,9 @@ def publish(directory: CheckpointDirectory, iteration: int, value: float = 0.0, 
         tensors = {f"{i}.weight": torch.full((4,), value + i), f"history/{i}": torch.ones(min(iteration, 99))}
         written = write_payload(part / f"rank-{i}.safetensors", tensors, {"layers": [i], "iterations": iteration})
         entries[f"rank-{i}.safetensors"] = {**written, "layers": [i], "tensors": [f"{i}.weight"]}
-    directory.publish(part, {"iteration": iteration, "config": {"seed": 0}, "files": entries})
+    directory.publish(
+        part, {"iteration": iteration, "config": {"seed": 0}, "num_ranks": len(entries), "files": entries}
+    )
 
 
 def value_of(checkpoint: module.Checkpoint) -> float:
@@ -537,7 +539,13 @@ BAD_MANIFESTS = {
     "a path": (resigned(lambda f: f["files"].update({"../rank-0.safetensors": {}})), "files that are no part of a "),
     "files as a number": (resigned(lambda f: f.update(files=3)), "is damaged"),
     "files as a list": (resigned(lambda f: f.update(files=[[]])), "is damaged"),
-    "no files": (resigned(lambda f: f.pop("files")), "is damaged"),
+    "no files": (resigned(lambda f: f.pop("files")), "it has no list of files"),
+    "no config": (resigned(lambda f: f.pop("config")), "it has no config"),
+    "a config as text": (resigned(lambda f: f.update(config="x")), "it has no config"),
+    "ranks as text": (resigned(lambda f: f.update(num_ranks="2")), "it has no number of ranks"),
+    "a file without a size": (resigned(lambda f: next(iter(f["files"].values())).pop("bytes")), "cannot be read"),
+    "a file as a number": (resigned(lambda f: f["files"].update({"rank-0.safetensors": 3})), "cannot be read"),
+    "layers as lists": (resigned(lambda f: next(iter(f["files"].values())).update(layers=[[0]])), "are not numbers"),
 }
 
 
