@@ -22,7 +22,8 @@ from step0_monolith.payload import Payload, PayloadError, pack_into, unpack
 VERSION = 1
 MANIFEST = "checkpoint.json"
 INDEX = "model.safetensors.index.json"
-_NAME = re.compile(r"iteration-(\d{8,})")
+_NAME = re.compile(r"iteration-([0-9]{8}|[1-9][0-9]{8,})")
+_REPLACED = re.compile(r"\.part-([0-9]+)-old")
 _FILE = re.compile(r"rank-\d+\.safetensors")
 _LOCK_SECONDS = 10.0
 
@@ -106,7 +107,8 @@ class CheckpointDirectory:
         given = f"--checkpoint-dir {str(self.path)!r}"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+            # Not through a link: what it points to is somebody else's.
+            self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         except OSError as error:
             raise UsageError(f"{given} cannot be written ({error.strerror}); choose another place") from None
         try:
@@ -138,9 +140,9 @@ class CheckpointDirectory:
     def _clear_up(self) -> None:
         """After a run that was killed: puts back what it was about to replace, and removes what is not whole."""
         for replaced in self.path.glob(".part-*-old"):
-            final = self._path_of(int(replaced.name.split("-")[1]))
-            if not final.exists():
-                os.rename(replaced, final)
+            match = _REPLACED.fullmatch(replaced.name)
+            if match and not self._path_of(int(match[1])).exists():
+                os.rename(replaced, self._path_of(int(match[1])))
         for unfinished in self.path.glob(".part-*"):
             _remove(unfinished)
         self._name_latest()
@@ -295,7 +297,7 @@ def _open(path: Path) -> Checkpoint:
             raise ValueError("its checksum does not match its text")
         if fields["version"] != VERSION:
             raise ValueError(f"it has version {fields['version']!r}, and this program reads version {VERSION}")
-        if fields["iteration"] != int(path.name.split("-")[1]):
+        if type(fields["iteration"]) is not int or fields["iteration"] != int(path.name.split("-")[1]):
             raise ValueError(f"it is of iteration {fields['iteration']}")
         _check_fields(fields)
     except OSError as error:

@@ -83,6 +83,19 @@ def collect(layers: Layers, optimizer: torch.optim.Optimizer) -> State:
     return State(tensors, {"layers": sorted(layers), "optimizer": own})
 
 
+def counts_of(payloads: Sequence[Payload]) -> tuple[int, int]:
+    """Updates and iterations done, which all payloads must agree on. Raises PayloadError when they do not."""
+    found = []
+    for name in ("updates", "iterations"):
+        values = [payload.scalars.get(name) for payload in payloads]
+        if any(type(n) is not int or not 0 <= n < 2**53 for n in values) or len(set(values)) > 1:
+            raise PayloadError(f"the payloads are not of one moment: {name} {', '.join(map(repr, values))}")
+        found.append(values[0])
+    if found[0] > found[1]:
+        raise PayloadError(f"the payloads have {found[0]} updates after {found[1]} iterations")
+    return found[0], found[1]
+
+
 def restore(layers: Layers, optimizer: torch.optim.Optimizer, payloads: Sequence[Payload]) -> None:
     """Takes what these layers need out of the payloads, wherever in them it is.
 

@@ -14,6 +14,7 @@ from step0_monolith.data import batch, test_set
 from step0_monolith.loss import batch_weight
 from step0_monolith.model import Layer, layers
 from step0_monolith.options import Options, option, optional, output_file
+from step0_monolith.payload import PayloadError
 from step0_monolith.progress import Progress
 from step0_monolith.reference import evaluate, forward_backward
 from step0_monolith.result import Result, weights_sha256
@@ -28,7 +29,7 @@ from step0_monolith.resume import (
     restore_random_state,
     resumed,
 )
-from step0_monolith.state import collect, restore
+from step0_monolith.state import collect, counts_of, restore
 from step0_monolith.update import (
     are_finite,
     learning_rate,
@@ -128,10 +129,13 @@ class Training:
     def load(self, checkpoint: Checkpoint) -> None:
         """Takes over a checkpoint of any number of ranks. Raises PayloadError for one that is damaged."""
         payloads = checkpoint.payloads(range(len(self.layers)))
+        updates, iterations = counts_of(list(payloads.values()))
+        if iterations != checkpoint.iteration:
+            raise PayloadError(f"the files of {str(checkpoint.path)!r} are of iteration {iterations}")
         restore(dict(enumerate(self.layers)), self.optimizer, list(payloads.values()))
         first = payloads.get(FILE) or checkpoint.payload(FILE)
         self.history = history_from(first, checkpoint.iteration)
-        self.updates = first.scalars["updates"]
+        self.updates = updates
         if checkpoint.manifest["num_ranks"] == 1:
             restore_random_state(first)
 

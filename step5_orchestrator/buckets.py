@@ -31,12 +31,13 @@ class GradientSum:
 
     def __init__(self, peers: World, stages: Mapping[int, Stage], bucket_bytes: int = BUCKET_BYTES) -> None:
         """peers: the ranks with the same stages."""
-        self._peers = peers
-        self._buckets = {index: buckets(stage.parameters(), bucket_bytes) for index, stage in stages.items()}
+        self._peers, self._stages, self._bucket_bytes = peers, dict(stages), bucket_bytes
 
     def __call__(self) -> None:
         """Makes every gradient the sum; called by all peers. One bucket travels while the next is filled."""
-        under_way = [self._start(bucket) for index in sorted(self._buckets) for bucket in self._buckets[index]]
+        parameters = [p for index in sorted(self._stages) for p in self._stages[index].parameters()]
+        # Anew each time: a parameter may have been frozen or unfrozen since.
+        under_way = [self._start(bucket) for bucket in buckets(parameters, self._bucket_bytes)]
         for parameters, flat, work in under_way:
             with self._waiting():
                 work.wait()

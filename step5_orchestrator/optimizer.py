@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from step0_monolith.loss import IGNORE_INDEX, batch_weight
 from step0_monolith.options import UsageError, whole
 from step0_monolith.payload import Payload, PayloadError, pack, unpack
-from step0_monolith.state import State, collect, named_tensors, restore
+from step0_monolith.state import State, collect, counts_of, named_tensors, restore
 from step0_monolith.update import not_finite, stopped, update_weights
 from step5_orchestrator.agreement import Agreement
 from step5_orchestrator.buckets import GradientSum
@@ -198,17 +198,16 @@ class PipelineParallelOptimizer:
         """As `deserialize`, from payloads that were unpacked already."""
         if not payloads:
             raise PayloadError("nothing to load: no payload was given")
-        counts = {}
-        for name in ("updates", "iterations"):
-            found = [payload.scalars.get(name) for payload in payloads]
-            if any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in found) or len(set(found)) > 1:
-                raise PayloadError(f"the payloads are not of one moment: {name} {', '.join(map(repr, found))}")
-            counts[name] = found[0]
+        updates, iterations = counts_of(payloads)
+        if iterations % self.accumulate:
+            raise PayloadError(
+                f"saved after {iterations} iterations, between two updates of {self.accumulate} iterations each"
+            )
         schedule = payloads[0].scalars.get("lr_scheduler")
         if isinstance(self.lr_schedule, LRScheduler) and not _fits(schedule, self.lr_schedule):
             raise PayloadError("the payloads hold no state of such a learning-rate scheduler")
         restore(self.pipeline.layers(), self.wrapped, payloads)
-        self.updates, self.iterations = counts["updates"], counts["iterations"]
+        self.updates, self.iterations = updates, iterations
         if isinstance(self.lr_schedule, LRScheduler):
             self.lr_schedule.load_state_dict(schedule)
 

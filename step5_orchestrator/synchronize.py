@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from step0_monolith.options import RunError
-from step0_monolith.payload import Payload
+from step0_monolith.payload import Payload, PayloadError
 from step0_monolith.result import raw_bytes
 from step0_monolith.state import hyper_parameters
 from step2_comms.world import World
@@ -56,11 +56,19 @@ def repair_replicas(replicas: Replicas, optimizer: "PipelineParallelOptimizer") 
     digests = {name: _digest(value) for name, value in state.tensors.items()}
     peers = replicas.peers.gather_everywhere((digests, state.scalars))
     reports: list[str] = []
+    error = None
     if any(other != peers[0] for other in peers):
         there = _from_replica_0(replicas, state.tensors, state.scalars, peers[0][0])
         reports = _differences(replicas, state.tensors, state.scalars, there)
-        optimizer.load([there])
-    return [line for lines in replicas.whole.gather_everywhere(reports) for line in lines]
+        try:
+            optimizer.load([there])
+        except PayloadError as found:
+            error = f"rank {replicas.whole.rank} cannot be set to what replica 0 has: {found}"
+    everyones = replicas.whole.gather_everywhere((reports, error))
+    for _, error in everyones:
+        if error is not None:
+            raise RunError(error)
+    return [line for lines, _ in everyones for line in lines]
 
 
 def _digest(value: Tensor) -> tuple:

@@ -52,7 +52,7 @@ def main() -> None:
     takes = {Config: CONFIG, ScheduleOptions: None, PartitionOptions: None, WorldOptions: None}
     config, schedule, parts, world_options = parse(torchrun_command(program, 2), __doc__, takes)
     launch, job = read_launch(program, at_least=2), job_of(program, __doc__)
-    choice = choose_table(job, schedule, launch, config, parts, None)
+    choice = choose_table(job, schedule, launch, launch.size, config, parts, None)
     with open_world(launch, world_options, config.threads) as world:
         table = choice.table(world)
         trainer = job.trainer(config, world, table, parts)

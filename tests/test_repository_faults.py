@@ -131,7 +131,7 @@ FAULTS = [
     ),
     Fault(
         "the number of updates is not restored", "step5_orchestrator/optimizer.py",
-        'self.updates, self.iterations = counts["updates"]', 'self.updates, self.iterations = 0',
+        "self.updates, self.iterations = updates,", "self.updates, self.iterations = 0,",
         "tests/test_step5_optimizer.py::test_schedulers_advance_once_an_update_and_survive_their_bytes",
     ),
     Fault(

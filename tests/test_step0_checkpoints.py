@@ -684,3 +684,27 @@ def test_the_program_says_in_one_line_what_is_wrong(tmp_path):
                        f"--checkpoint-dir {shlex.quote(str(tmp_path / 'small'))}"])  # fmt: skip
     assert (ran.status, len(ran.stderr.splitlines())) == (1, 1)
     assert "could not be written: File too large" in ran.stderr
+
+
+def test_names_that_are_no_checkpoints_are_left_alone(directory):
+    publish(directory, 5)
+    strange = ["iteration-000000009", "iteration-9", "iteration-" + "\u0661" * 8, "iteration-abc"]
+    for other in strange:
+        (directory.path / other).mkdir()
+    (directory.path / ".part-x-old").mkdir()
+    directory.close()
+    directory.lock()
+    assert directory.iterations() == [5]
+    publish(directory, 123456789)
+    assert directory.newest().iteration == 123456789
+    assert all((directory.path / other).is_dir() for other in strange)
+
+
+def test_a_link_called_lock_is_not_followed(tmp_path):
+    mine = tmp_path / "mine"
+    mine.write_text("precious")
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "lock").symlink_to(mine)
+    with pytest.raises(UsageError, match="cannot be written"):
+        CheckpointDirectory(tmp_path / "checkpoints").lock()
+    assert mine.read_text() == "precious"

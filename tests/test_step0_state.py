@@ -9,7 +9,7 @@ import torch
 from torch import nn, optim
 
 from step0_monolith.payload import Payload, PayloadError, pack, unpack
-from step0_monolith.state import collect, hyper_parameters, layer_of, named_tensors, restore
+from step0_monolith.state import collect, counts_of, hyper_parameters, layer_of, named_tensors, restore
 from tests.monolith import assert_same_bits
 
 OPTIMIZERS = {
@@ -503,3 +503,26 @@ def test_all_of_torchs_own_settings_can_be_saved():
     for kind in OPTIMIZERS:
         (group,) = Part(kind=kind).optimizer.param_groups
         assert hyper_parameters(group).keys() == group.keys() - {"params"}
+
+
+@pytest.mark.parametrize(
+    ("counts", "message"),
+    [
+        ([{"updates": 2, "iterations": 2}] * 2, None),
+        ([{"updates": 2, "iterations": 2}, {"updates": 3, "iterations": 3}], "not of one moment: updates 2, 3"),
+        ([{"iterations": 2}], "not of one moment: updates None"),
+        ([{"updates": "x", "iterations": 2}], "not of one moment: updates 'x'"),
+        ([{"updates": -5, "iterations": 2}], "not of one moment: updates -5"),
+        ([{"updates": 1.5, "iterations": 2}], "not of one moment: updates 1.5"),
+        ([{"updates": True, "iterations": 2}], "not of one moment: updates True"),
+        ([{"updates": 2, "iterations": 10**30}], "not of one moment: iterations 1"),
+        ([{"updates": 3, "iterations": 2}], "3 updates after 2 iterations"),
+    ],
+)
+def test_counts_that_cannot_be_are_refused(counts, message):
+    payloads = [Payload({}, scalars, "") for scalars in counts]
+    if message is None:
+        assert counts_of(payloads) == (2, 2)
+        return
+    with pytest.raises(PayloadError, match=re.escape(message)):
+        counts_of(payloads)

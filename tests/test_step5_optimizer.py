@@ -593,6 +593,20 @@ def between_updates(world):
     return errors(optimizer.serialize)
 
 
+def loaded_between_updates(world, data):
+    optimizer = build(world, dataclasses.replace(SAVED, accumulate=2))
+    before = snapshot(optimizer)
+    said = errors(lambda: optimizer.deserialize(data))
+    return said, snapshot(optimizer) == before
+
+
+def test_bytes_of_a_moment_between_two_updates_are_refused(pool):
+    (((data,)),) = pool.run(1, saved, [SAVED], 3)
+    assert pool.run(1, loaded_between_updates, data) == [
+        (["PayloadError: saved after 3 iterations, between two updates of 2 iterations each"], True)
+    ]
+
+
 def test_nothing_is_saved_between_two_updates(pool):
     assert pool.run(1, between_updates) == [
         ["RuntimeError: 1 of 3 iterations are added up; save after the update"]

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import SGD, Adam
 
 from step0_monolith.config import Config
-from step0_monolith.options import UsageError
+from step0_monolith.options import RunError, UsageError
 from step0_monolith.update import norm_of, squared_norms
 from step2_comms.launch import Launch
 from step5_orchestrator.buckets import GradientSum, buckets
@@ -447,6 +447,41 @@ def test_replicas_that_drifted_are_set_to_replica_0s(pool):
             assert report.startswith(f"replica 1 (rank 2): {line}"), what
         assert all(rank[1] == [] for rank in ranks), what
         assert [rank[2] for rank in ranks] == undrifted, what
+
+
+def of_another_kind(world, case, other):
+    """Replica 1 has another optimizer: what each rank says."""
+    optimizer = build(world, other if world.rank == 1 else case)
+    go_on(optimizer, case, 1)
+    with pytest.raises(RunError) as caught:
+        optimizer.synchronize_optimizer_state()
+    return str(caught.value)
+
+
+def test_replicas_that_cannot_be_repaired_are_named_on_every_rank(pool):
+    case = Case(ADAM, rows=12, data_parallel=2)
+    said = pool.run(2, of_another_kind, case, dataclasses.replace(case, optimizer=partial(SGD, lr=0.1)))
+    start = "rank 1 cannot be set to what replica 0 has: it was saved by the optimizer Adam, and this is SGD"
+    assert said == [start, start]
+
+
+def unfrozen_later(world, case, is_frozen):
+    """A parameter that was frozen when the sum was set up, and is not when it is formed."""
+    optimizer = build(world, case)
+    parameter = optimizer.pipeline.parameters()[0]
+    parameter.requires_grad_(not is_frozen)
+    optimizer._sum = GradientSum(optimizer.replicas.peers, optimizer.pipeline.stages)
+    parameter.requires_grad_(True)
+    go_on(optimizer, case)
+    optimizer.pipeline.close()
+    return state_sha256(optimizer)
+
+
+def test_a_parameter_that_is_unfrozen_later_is_summed_too(pool):
+    case = Case(ADAM, rows=12, data_parallel=2)
+    one, other = (pool.run(2, unfrozen_later, case, is_frozen) for is_frozen in (True, False))
+    assert one == other
+    assert one[0] == one[1]
 
 
 def test_the_first_of_several_replicas_counts(pool):
