@@ -31,7 +31,7 @@ class Agreement:
 
     def __init__(self, world: World, stages: Mapping[int, Stage], num_stages: int, counts: bool = True) -> None:
         """world: of the whole job. stages: this rank's. counts: whether this rank's gradients are part of the norm; of
-        several replicas, which have the same ones, only one's are. Called on every rank.
+        several replicas, which have the same ones, only one's are.
         """
         self._world, self._stages, self._num_stages, self._counts = world, stages, num_stages, counts
         self._norm = GlobalNorm(world, stages if counts else {}, num_stages)

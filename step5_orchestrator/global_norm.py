@@ -1,6 +1,7 @@
 """The norm of all gradients of all stages, the same number with the same bits on every rank."""
 
 from collections.abc import Mapping
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -19,16 +20,22 @@ class GlobalNorm:
     """
 
     def __init__(self, world: World, stages: Mapping[int, Stage], num_stages: int) -> None:
-        """Learns how many parameters each stage has; called on every rank."""
-        self._world, self._stages = world, stages
-        counts = torch.zeros(num_stages, dtype=torch.float64)
-        for index, stage in stages.items():
+        """Sends nothing yet: the ranks learn of each other's parameters when the norm is first asked for."""
+        self._world, self._stages, self._num_stages = world, stages, num_stages
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        """Stage s has places ends[s-1] .. ends[s]-1 among those of all parameters. First asked for on every rank."""
+        counts = torch.zeros(self._num_stages, dtype=torch.float64)
+        for index, stage in self._stages.items():
             counts[index] = len(stage.parameters())
-        # Stage s has places ends[s-1] .. ends[s]-1 among those of all parameters.
-        self._ends = world.sum(counts).cumsum(0).long().tolist()
+        return self._world.sum(counts).cumsum(0).long().tolist()
 
     def squares(self) -> Tensor:
-        """A float64 place for each parameter of the model, in layer order: this rank's squared norms, and zeros."""
+        """A float64 place for each parameter of the model, in layer order: this rank's squared norms, and zeros.
+
+        Called on every rank.
+        """
         # BEGIN SOLUTION step5.global_norm
         squares = torch.zeros(self._ends[-1], dtype=torch.float64)
         for index, stage in self._stages.items():

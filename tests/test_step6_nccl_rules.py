@@ -417,7 +417,7 @@ def train_with_swapped_receives(world, is_agreed):
         trainer = Trainer(small(num_microbatches=3), world, SCHEDULES["gpipe"](world.size, 3))
     if world.rank == 1:
         trainer.pipeline.executor.row = swapped(trainer.pipeline.executor.row)
-    trainer.train()
+    trainer.step()
 
 
 @pytest.mark.parametrize(
