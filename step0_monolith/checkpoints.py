@@ -28,6 +28,11 @@ _FILE = re.compile(r"rank-\d+\.safetensors")
 _LOCK_SECONDS = 10.0
 
 
+def file_of(rank: int) -> str:
+    """The file that a rank writes; the monolith is rank 0."""
+    return f"rank-{rank}.safetensors"
+
+
 @dataclass(frozen=True)
 class CheckpointOptions(Options):
     """Where, and how often, a run saves what it must not lose."""

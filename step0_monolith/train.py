@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from step0_monolith.checkpoints import Checkpoint, CheckpointDirectory, CheckpointOptions, write_payload
+from step0_monolith.checkpoints import Checkpoint, CheckpointDirectory, CheckpointOptions, file_of, write_payload
 from step0_monolith.config import Config
 from step0_monolith.data import batch, test_set
 from step0_monolith.loss import batch_weight
@@ -43,7 +43,7 @@ from step0_monolith.update import (
 )
 
 NO_CHECKPOINTS = CheckpointOptions()
-FILE = "rank-0.safetensors"
+FILE = file_of(0)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from step0_monolith.checkpoints import Checkpoint, CheckpointDirectory, CheckpointOptions, write_payload
+from step0_monolith.checkpoints import Checkpoint, CheckpointDirectory, CheckpointOptions, file_of, write_payload
 from step0_monolith.config import Config
 from step0_monolith.options import RunError
 from step0_monolith.payload import PayloadError
@@ -30,11 +30,6 @@ if TYPE_CHECKING:
     from step5_orchestrator.trainer import Trainer
 
 RUN_NAME_CHARACTERS = 12
-
-
-def file_of(rank: int) -> str:
-    """The file that a rank writes."""
-    return f"rank-{rank}.safetensors"
 
 
 class Checkpoints:
@@ -177,8 +172,7 @@ class Checkpoints:
                 self._directory.publish(part, manifest(self._config, iteration, files, **about))
                 self._store.set(f"{key}/done", "")
         except Exception as error:
-            text = f"rank {world.rank}: {error}"
-            self._store.set(f"{key}/{world.rank}", json.dumps({"error": text}))
+            self._store.set(f"{key}/{world.rank}", json.dumps({"error": f"rank {world.rank}: {error}"}))
             if world.rank == 0:
                 self._store.set(f"{key}/done", str(error))
             raise
