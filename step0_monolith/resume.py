@@ -4,12 +4,12 @@ import dataclasses
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from step0_monolith.checkpoints import Checkpoint, CheckpointOptions
+from step0_monolith.checkpoints import Checkpoint, CheckpointDirectory, CheckpointOptions
 from step0_monolith.config import Config
 from step0_monolith.options import UsageError, flag_of
 from step0_monolith.payload import Payload, PayloadError
@@ -106,6 +106,32 @@ def resumed(checkpoint: Checkpoint | None, changed: list[str], given: object, nu
     if checkpoint.iteration == num_iterations:
         lines.append("nothing is left to train; to go on, raise --num-iterations")
     return "\n".join(lines)
+
+
+class Opened(NamedTuple):
+    """A locked directory, the checkpoint to go on from (None: from the beginning), and what to say about it."""
+
+    directory: CheckpointDirectory
+    newest: Checkpoint | None
+    say: str
+
+
+def open_directory(options: CheckpointOptions, config: Config) -> Opened:
+    """Locks the directory of a run's checkpoints and looks into it; the caller closes it.
+
+    Raises UsageError when it cannot be used, or holds a checkpoint that does not fit, and PayloadError when that is
+    damaged.
+    """
+    directory = CheckpointDirectory(options.checkpoint_dir, options.keep_checkpoints)
+    directory.lock()
+    try:
+        check_start(options, config, directory.iterations())
+        newest = directory.newest() if options.resume else None
+        changed = [] if newest is None else check_fits(config, newest)
+    except BaseException:
+        directory.close()
+        raise
+    return Opened(directory, newest, resumed(newest, changed, options.checkpoint_dir, config.num_iterations))
 
 
 def due(options: CheckpointOptions, iteration: int, num_iterations: int) -> bool:

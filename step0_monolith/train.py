@@ -2,7 +2,6 @@
 
 import contextlib
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,14 +19,12 @@ from step0_monolith.reference import evaluate, forward_backward
 from step0_monolith.result import Result, weights_sha256
 from step0_monolith.resume import (
     History,
-    check_fits,
-    check_start,
     due,
     history_from,
     manifest,
+    open_directory,
     random_state,
     restore_random_state,
-    resumed,
 )
 from step0_monolith.state import collect, counts_of, restore
 from step0_monolith.update import (
@@ -140,35 +137,22 @@ class Training:
             restore_random_state(first)
 
 
-@contextlib.contextmanager
-def opened(options: CheckpointOptions, config: Config) -> Iterator[CheckpointDirectory | None]:
-    """The directory of the run's checkpoints, locked; None without one. Raises UsageError when it cannot be used."""
-    if options.checkpoint_dir is None:
-        yield None
-        return
-    directory = CheckpointDirectory(options.checkpoint_dir, options.keep_checkpoints)
-    directory.lock()
-    try:
-        check_start(options, config, directory.iterations())
-        yield directory
-    finally:
-        directory.close()
-
-
 def train(config: Config, *, show: bool = False, checkpoints: CheckpointOptions = NO_CHECKPOINTS) -> Training:
     """Trains the monolith for `config.num_iterations`; sets the process's number of threads.
 
     checkpoints: where it saves what it has done, and whether it goes on from there.
     """
     torch.set_num_threads(config.threads)
-    with opened(checkpoints, config) as directory:
+    with contextlib.ExitStack() as at_end:
+        directory, newest, say = None, None, ""
+        if checkpoints.checkpoint_dir is not None:
+            directory, newest, say = open_directory(checkpoints, config)
+            at_end.callback(directory.close)
         training = Training(config)
+        if newest is not None:
+            training.load(newest)
         if checkpoints.resume:
-            newest = directory.newest()
-            changed = [] if newest is None else check_fits(config, newest)
-            if newest is not None:
-                training.load(newest)
-            print(resumed(newest, changed, checkpoints.checkpoint_dir, config.num_iterations), flush=True)
+            print(say, flush=True)
         with Progress(config.num_iterations, show, done=len(training.losses)) as progress:
             while len(training.losses) < config.num_iterations:
                 progress.advance(training.step())

@@ -13,14 +13,12 @@ from step0_monolith.config import Config
 from step0_monolith.options import RunError
 from step0_monolith.payload import PayloadError
 from step0_monolith.resume import (
-    check_fits,
-    check_start,
     due,
     history_from,
     manifest,
+    open_directory,
     random_state,
     restore_random_state,
-    resumed,
 )
 from step2_comms.launch import Launch
 from step2_comms.world import World
@@ -52,17 +50,10 @@ class Checkpoints:
         self._under_way: str | None = None  # the key under which rank 0 tells that a checkpoint is whole
         if options.checkpoint_dir is None:
             return
-        self._directory = CheckpointDirectory(options.checkpoint_dir, options.keep_checkpoints)
         if launch.rank == 0:
-            self._directory.lock()
-            try:
-                check_start(options, config, self._directory.iterations())
-                self._newest = self._directory.newest() if options.resume else None
-                changed = [] if self._newest is None else check_fits(config, self._newest)
-            except BaseException:
-                self._directory.close()
-                raise
-            self._say = resumed(self._newest, changed, options.checkpoint_dir, config.num_iterations)
+            self._directory, self._newest, self._say = open_directory(options, config)
+        else:
+            self._directory = CheckpointDirectory(options.checkpoint_dir, options.keep_checkpoints)
 
     def __enter__(self) -> "Checkpoints":
         return self
