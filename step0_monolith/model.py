@@ -95,11 +95,14 @@ def run_layers(
 
     With `draw`, a layer that draws random numbers starts from a seed of its own (seed, iteration, microbatch, global
     index), so that a dropout mask is the same in whatever process the layer runs. The global generator is untouched.
+    Callers whose modules draw none leave `draw` out: asking each module takes a tenth of a small layer's time.
     """
     values = inputs
     for index, module in enumerate(modules, first_layer):
-        random = draw is not None and module.training and is_random(module)
-        with _seeded(draw, index, values[0].device) if random else contextlib.nullcontext():
+        if draw is not None and module.training and is_random(module):
+            with _seeded(draw, index, values[0].device):
+                result = module(*values)
+        else:
             result = module(*values)
         values = result if isinstance(result, tuple) else (result,)
     return values

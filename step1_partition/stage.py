@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from step0_monolith.model import Draw, Tensors, run_layers
+from step0_monolith.model import Draw, Tensors, is_random, run_layers
 
 
 def _starts_in_place(modules: Sequence[nn.Module]) -> bool:
@@ -22,6 +22,7 @@ class Stage:
         self._saved: dict[int, tuple[Tensors, Tensors]] = {}
         # A module that overwrites its input would overwrite a leaf that requires a gradient, which autograd refuses.
         self._copies_input = _starts_in_place(modules)
+        self._draws = any(map(is_random, modules))
 
     def parameters(self) -> list[nn.Parameter]:
         """All parameters, in layer order; one that two modules share is there once."""
@@ -48,7 +49,7 @@ class Stage:
         """
         # BEGIN SOLUTION step1.stage_forward
         received = tuple(x.detach().requires_grad_(x.requires_grad) for x in inputs)
-        outputs = run_layers(self.modules, self._own(received), self.first_layer, draw)
+        outputs = run_layers(self.modules, self._own(received), self.first_layer, draw if self._draws else None)
         if loss is not None:
             outputs = (loss(*outputs),)
         self._saved[microbatch] = (received, outputs)

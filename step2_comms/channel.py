@@ -14,6 +14,7 @@ from step2_comms.contract import (
     Script,
     Spec,
     describe,
+    fits,
     from_json,
     same_layout,
     specs_of,
@@ -53,6 +54,9 @@ class Channel:
         self._scripts: dict[str, Script] = {}
         self._pass, self._position = "", 0
         self._under_way: deque[Handle] = deque()
+        # What `send` and `receive` call themselves in the words of an error.
+        self._sends, self._receives = f"send_{direction} to rank {destination}", f"recv_{direction} from rank {source}"
+        self.watch, self._is_staged, self._device = world.watch, world.is_staged, world.device
         self._late = LateSends(travel_seconds) if travel_seconds else None
 
     def agree(self, script: Script | None = None, name: str = "") -> Script:
@@ -126,17 +130,16 @@ class Channel:
         way, so that sent tensors do not pile up.
         """
         message = self._next(label)
-        found = specs_of(tensors)
-        if not same_layout(found, message.specs):
+        if not fits(tensors, message.specs):
             self._refuse(
                 f"{self.name}: {label} was agreed as {describe(message.specs)}, but rank {self.source} was about to "
-                f"send {describe(found)}"
+                f"send {describe(specs_of(tensors))}"
             )
         # What is held back on purpose does not count: it would hold back the sender too.
         while self._late is None and len(self._under_way) >= MAX_SENDS_UNDER_WAY:
             self._under_way[0].wait()
         buffers = [self._outgoing(tensor.detach()) for tensor in tensors]
-        call = f"send_{self.direction} to rank {self.destination} ({label})"
+        call = f"{self._sends} ({label})"
         works = self._post(call, dist.isend, buffers)
         self.bytes_sent += sum(buffer.nbytes for buffer in buffers)
         handle = Handle(self, call, works, buffers, ())
@@ -149,24 +152,24 @@ class Channel:
         Raises ContractError when `label` is not the next message of the script.
         """
         message = self._next(label)
-        pinned = self.world.is_staged
-        device = torch.device("cpu") if pinned else self.world.device
+        pinned = self._is_staged
+        device = torch.device("cpu") if pinned else self._device
         buffers = [torch.empty(s.shape, dtype=s.dtype, device=device, pin_memory=pinned) for s in message.specs]
-        call = f"recv_{self.direction} from rank {self.source} ({label})"
+        call = f"{self._receives} ({label})"
         works = self._post(call, dist.irecv, buffers)
         handle = Handle(self, call, works, buffers, message.specs)
         self._under_way.append(handle)
         return handle
 
     def _post(self, call: str, operation: Callable, buffers: list[Tensor]) -> list:
-        with self.world.watch.waiting(call, self.peer):
+        with self.watch.waiting(call, self.peer):
             if self._late is not None and self.is_sender:
                 return [self._late.post(operation, buffer, self.peer, group=self._group) for buffer in buffers]
             return [operation(buffer, self.peer, group=self._group) for buffer in buffers]
 
     def _outgoing(self, tensor: Tensor) -> Tensor:
-        if not self.world.is_staged:
-            return tensor.to(self.world.device).contiguous()
+        if not self._is_staged:
+            return tensor.to(self._device).contiguous()
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         host.copy_(tensor, non_blocking=True)
         torch.cuda.current_stream().synchronize()
@@ -175,8 +178,10 @@ class Channel:
     def finished(self, handle: Handle, buffers: list[Tensor], specs: Sequence[Spec]) -> Tensors:
         """Called by a handle after its wait: forgets the handle, hands out what was received."""
         self._under_way.remove(handle)
-        received = (buffer.to(self.world.device) for buffer in buffers[: len(specs)])
-        return tuple(x.requires_grad_(s.requires_grad) for x, s in zip(received, specs, strict=True))
+        if not specs:
+            return ()
+        received = [buffer.to(self._device) for buffer in buffers] if self._is_staged else buffers
+        return tuple([x.requires_grad_(s.requires_grad) for x, s in zip(received, specs, strict=True)])
 
     def flush(self) -> None:
         """Waits for everything under way, sends and receives; for nothing once this rank has failed."""

@@ -45,6 +45,13 @@ def describe(specs: Sequence[Spec]) -> str:
     return " and ".join(map(str, specs)) or "no tensor"
 
 
+def fits(tensors: Sequence[Tensor], specs: Sequence[Spec]) -> bool:
+    """Whether the tensors have these shapes and dtypes; a gradient's flag need not agree."""
+    return len(tensors) == len(specs) and all(
+        x.shape == spec.shape and x.dtype == spec.dtype for x, spec in zip(tensors, specs, strict=True)
+    )
+
+
 def same_layout(a: Sequence[Spec], b: Sequence[Spec]) -> bool:
     """Whether shapes and dtypes agree; a gradient's flag need not."""
     return [x[:2] for x in a] == [x[:2] for x in b]

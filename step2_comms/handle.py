@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 class Handle:
     """A message under way. `wait()` returns its tensors, () for a send; later calls return them again."""
 
+    __slots__ = ("_buffers", "_call", "_channel", "_error", "_specs", "_tensors", "_works")
+
     def __init__(
         self, channel: "Channel", call: str, works: list, buffers: list[Tensor], specs: Sequence[Spec]
     ) -> None:
@@ -33,15 +35,16 @@ class Handle:
         if self._error is not None:
             raise self._error
         if self._tensors is None:
+            channel = self._channel
             try:
-                with self._channel.world.watch.waiting(self._call, self._channel.peer):
+                with channel.watch.waiting(self._call, channel.peer):
                     # Each work only once: a second wait on the same one can hang.
                     while self._works:
                         self._works.pop(0).wait()
             except RunError as error:
                 self._error = error
                 raise
-            self._tensors = self._channel.finished(self, self._buffers, self._specs)
+            self._tensors = channel.finished(self, self._buffers, self._specs)
             self._buffers = []
         return self._tensors
 

@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from torch import Tensor
@@ -67,14 +68,24 @@ class Executor:
         lowered table. emulate: in milliseconds.
         """
         self._name, self._world, self._stages, self._messages = name, world, stages, messages
+        self._watch = world.watch
         self._table, self._emulate = table, emulate
-        self.row: list[Instruction] = post_ahead(row)
+        self.row = post_ahead(row)
         self._values: dict[Value, Tensors | Handle | None] = {}
         self._losses: Sequence[Callable[..., Tensor]] = ()
         self._iteration, self._seed, self._first_microbatch = 0, 0, 0
         self.peak_in_flight = 0
         self.events: list[Event] = []
         self.kept_events: deque[list[Event]] = deque(maxlen=KEPT_ITERATIONS)
+
+    @property
+    def row(self) -> list[Instruction]:
+        """What this rank runs, in its order."""
+        return self._row
+
+    @row.setter
+    def row(self, row: Sequence[Instruction]) -> None:
+        self._row, self._calls = list(row), None
 
     def agree(self, boundaries: Mapping[int, Sequence[Specs]]) -> None:
         """Tells each channel the messages of this pass, in the order of the row; called on every rank."""
@@ -115,13 +126,10 @@ class Executor:
         self._first_microbatch = first_microbatch
         self.events = []
         self._messages.begin(self._name)
-        for instruction in self.row:
-            if isinstance(instruction, Send):
-                self._send(instruction)
-            elif isinstance(instruction, Receive):
-                self._receive(instruction)
-            else:
-                self._act(instruction)
+        if self._calls is None:
+            self._calls = [self._prepared(instruction) for instruction in self._row]
+        for call in self._calls:
+            call()
         self.kept_events.append(self.events)
         last = self._table.num_stages
         ends = [Value("activation", last, m) for m in range(self._table.num_microbatches)]
@@ -129,56 +137,66 @@ class Executor:
         self._values = {}
         return outputs
 
-    def _send(self, instruction: Send) -> None:
-        value, peer = instruction
-        send = self._messages.send_forward if value.kind == "activation" else self._messages.send_backward
-        send(str(value), self._values.pop(value), wait=False, peer=peer)
+    def _prepared(self, instruction: Instruction) -> Callable[[], None]:
+        """An instruction as a call without arguments, with all that is the same in every batch looked up once."""
+        messages = self._messages
+        if isinstance(instruction, Send):
+            value, peer = instruction
+            send = messages.send_forward if value.kind == "activation" else messages.send_backward
+            return partial(self._send, value, partial(send, str(value), wait=False, peer=peer))
+        if isinstance(instruction, Receive):
+            value, peer = instruction
+            receive = messages.recv_forward if value.kind == "activation" else messages.recv_backward
+            return partial(self._receive, value, partial(receive, str(value), wait=False, peer=peer))
+        run = {"F": self._forward, "W": self._backward_weights}.get(instruction.op, self._backward)
+        operands = [value for value in needs(instruction) if value.kind not in HELD_BY_STAGE]
+        return partial(self._act, instruction, str(instruction), run, operands, makes(instruction))
 
-    def _receive(self, instruction: Receive) -> None:
-        value, peer = instruction
-        receive = self._messages.recv_forward if value.kind == "activation" else self._messages.recv_backward
-        self._values[value] = receive(str(value), wait=False, peer=peer)
+    def _send(self, value: Value, send: Callable[..., Handle]) -> None:
+        send(self._values.pop(value))
+
+    def _receive(self, value: Value, receive: Callable[[], Handle]) -> None:
+        self._values[value] = receive()
 
     def _take(self, value: Value) -> Tensors | None:
         """The value, once it is here; None for the gradient of the loss, which nobody makes."""
         found = self._values.pop(value, None)
         return found.wait() if isinstance(found, Handle) else found
 
-    def _act(self, action: Action) -> None:
-        operands = [self._take(value) for value in needs(action) if value.kind not in HELD_BY_STAGE]
-        self._world.watch.busy(str(action))
+    def _act(
+        self, action: Action, name: str, run: Callable[..., None], operands: list[Value], made: tuple[Value, ...]
+    ) -> None:
+        taken = [self._take(value) for value in operands]
+        self._watch.busy(name)
         start = time.perf_counter()
-        if action.op == "F":
-            self._forward(action, *operands)
-        elif action.op == "W":
-            self._stages[action.stage].backward_weights(action.microbatch)
-        else:
-            self._backward(action, *operands)
+        run(action, made, *taken)
         if self._emulate is not None:
             sleep_out(start, self._emulate.of(action))
         self.events.append(Event(action, start, time.perf_counter()))
 
-    def _forward(self, action: Action, inputs: Tensors) -> None:
+    def _forward(self, action: Action, made: tuple[Value, ...], inputs: Tensors) -> None:
         """Runs a stage forward on one microbatch and puts what it makes where the next action looks for it."""
         stage = self._stages[action.stage]
         # BEGIN SOLUTION step5.forward
-        made = makes(action)[0]
         if self._name == "evaluate":
-            self._values[made] = stage.evaluate(inputs)
+            self._values[made[0]] = stage.evaluate(inputs)
             return
         loss = self._losses[action.microbatch] if action.stage == self._table.num_stages - 1 else None
         draw = Draw(self._seed, self._iteration, self._first_microbatch + action.microbatch)
         outputs = stage.forward(action.microbatch, inputs, loss=loss, draw=draw)
-        self._values[made] = tuple(x.detach() for x in outputs) if loss else outputs
+        self._values[made[0]] = tuple(x.detach() for x in outputs) if loss else outputs
         self.peak_in_flight = max(self.peak_in_flight, sum(s.in_flight for s in self._stages.values()))
         # END SOLUTION
 
-    def _backward(self, action: Action, gradients: Tensors | None) -> None:
+    def _backward(self, action: Action, made: tuple[Value, ...], gradients: Tensors | None) -> None:
         """Runs a stage backward on one microbatch, whole or for the input, and puts the gradient where it is looked
         for.
         """
         stage = self._stages[action.stage]
         # BEGIN SOLUTION step5.backward
         run = stage.backward if action.op == "B" else stage.backward_input
-        self._values[makes(action)[0]] = run(action.microbatch, gradients)
+        self._values[made[0]] = run(action.microbatch, gradients)
         # END SOLUTION
+
+    def _backward_weights(self, action: Action, made: tuple[Value, ...]) -> None:
+        self._stages[action.stage].backward_weights(action.microbatch)

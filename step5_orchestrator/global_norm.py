@@ -31,6 +31,11 @@ class GlobalNorm:
             counts[index] = len(stage.parameters())
         return self._world.sum(counts).cumsum(0).long().tolist()
 
+    @property
+    def num_squares(self) -> int:
+        """Parameters of the whole model. First asked for on every rank."""
+        return self._ends[-1]
+
     def squares(self) -> Tensor:
         """A float64 place for each parameter of the model, in layer order: this rank's squared norms, and zeros.
 

@@ -66,9 +66,9 @@ class PipelineParallelOptimizer:
         self.updates, self.iterations = 0, 0
         self._wrong: str | None = None  # with the update that is being made
         self.first_wrong: str | None = None
-        first = replicas is None or replicas.index == 0
         everyone = pipeline.world if replicas is None else replicas.whole
-        self._agree = Agreement(everyone, pipeline.stages, pipeline.table.num_stages, counts=first)
+        replica = None if replicas is None else replicas.index
+        self._agree = Agreement(everyone, pipeline.stages, pipeline.table.num_stages, replica)
         self._sum = None if replicas is None else GradientSum(replicas.peers, pipeline.stages)
 
     def optimize(self, batch: Batch, *, weight: int | None = None) -> Tensor:
@@ -87,11 +87,13 @@ class PipelineParallelOptimizer:
         self._open(batch)
         part = self.iterations % self.accumulate
         is_last = part == self.accumulate - 1
+        with_norm = is_last and self.max_grad_norm is not None
+        self._agree.begin(with_norm)
         share = self._accumulate(batch, part, weight)
         if self._sum is not None and is_last:
             # As soon as this rank's row has run: the ranks before it may still be cooling down.
             self._sum()
-        agreed = self._agree(share, is_last and self.max_grad_norm is not None)
+        agreed = self._agree(share, with_norm)
         loss = agreed.loss * self.accumulate
         wrong = not_finite(self.iterations, loss, agreed.places, agreed.norm)
         self._wrong = wrong or (self._wrong if part else None)

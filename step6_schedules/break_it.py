@@ -14,7 +14,7 @@ from step2_comms.launch import read_launch, torchrun_command
 from step2_comms.world import open_world
 from step5_orchestrator.actions import Action, needs
 from step5_orchestrator.executor import Executor
-from step5_orchestrator.lowering import Instruction, Receive, Send
+from step5_orchestrator.lowering import Instruction, Receive
 from step5_orchestrator.program import choose_table
 from step6_schedules.choose import ScheduleOptions
 from step6_schedules.job import job_of
@@ -39,8 +39,8 @@ def block(executor: Executor) -> None:
     executor.row = with_late_receives(executor.row)
     send_at_once = executor._send
 
-    def send_and_wait(instruction: Send) -> None:
-        send_at_once(instruction)
+    def send_and_wait(*prepared) -> None:
+        send_at_once(*prepared)
         executor._messages.flush()
 
     executor._send = send_and_wait

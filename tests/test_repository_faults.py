@@ -79,8 +79,8 @@ FAULTS = [
     ),
     Fault(
         "the first message of a pass used for all", "step5_orchestrator/executor.py",
-        "self._values[value] = receive(str(value), wait=False, peer=peer)",
-        'self._values[value] = receive(str(value._replace(microbatch=0)), wait=False, peer=peer)', EQUAL,
+        "partial(receive, str(value), wait=False, peer=peer)",
+        "partial(receive, str(value._replace(microbatch=0)), wait=False, peer=peer)", EQUAL,
     ),
     Fault(
         "evaluation in training mode", "step0_monolith/model.py", "        module.eval()\n", "        pass\n",

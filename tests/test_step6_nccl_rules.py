@@ -347,9 +347,9 @@ def test_all_schedules_train_under_the_rules(pool, num_ranks, schedule):
 SEND = Executor._send
 
 
-def send_and_wait(executor, instruction):
+def send_and_wait(executor, *prepared):
     """In the place of Executor._send: a send that blocks until it is done."""
-    SEND(executor, instruction)
+    SEND(executor, *prepared)
     executor._messages.flush()
 
 
