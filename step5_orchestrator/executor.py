@@ -1,5 +1,6 @@
 """Runs one rank's row of a lowered table."""
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,9 @@ from step5_orchestrator.lowering import Instruction, Receive, Send, post_ahead
 from step5_orchestrator.table import Table
 
 KEPT_ITERATIONS = 25
+# Bytes of receives that are posted ahead on an edge. Under NCCL a posted receive occupies the GPU, and none is needed:
+# messages there need no answer from the program.
+ROOM = {"gloo": 2**20, "nccl": 0}
 HELD_BY_STAGE = ("saved", "kept")
 
 
@@ -47,6 +51,15 @@ def edges(lowered: Sequence[Sequence[Instruction]]) -> list[Edge]:
     ]
 
 
+def _num_bytes(boundaries: Mapping[int, Sequence[Specs]], value: Value) -> int:
+    specs = boundaries[value.place][value.microbatch]
+    return sum(
+        math.prod(spec.shape) * spec.dtype.itemsize
+        for spec in specs
+        if spec.requires_grad or value.kind == "activation"
+    )
+
+
 class Executor:
     """One rank's part of a table, run again for each batch.
 
@@ -68,9 +81,9 @@ class Executor:
         lowered table. emulate: in milliseconds.
         """
         self._name, self._world, self._stages, self._messages = name, world, stages, messages
-        self._watch = world.watch
+        self._watch, self._room = world.watch, ROOM[world.backend]
         self._table, self._emulate = table, emulate
-        self.row = post_ahead(row)
+        self._lowered, self.row = row, list(row)
         self._values: dict[Value, Tensors | Handle | None] = {}
         self._losses: Sequence[Callable[..., Tensor]] = ()
         self._iteration, self._seed, self._first_microbatch = 0, 0, 0
@@ -89,6 +102,7 @@ class Executor:
 
     def agree(self, boundaries: Mapping[int, Sequence[Specs]]) -> None:
         """Tells each channel the messages of this pass, in the order of the row; called on every rank."""
+        self.row = post_ahead(self._lowered, partial(_num_bytes, boundaries), self._room)
         scripts: dict[Edge, list[Message]] = {}
         rank = self._world.rank
         for instruction in self.row:

@@ -1,9 +1,10 @@
 """Lowering: adding the sends and receives to a table."""
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from step5_orchestrator.actions import Action, Value, makes, taker
+from step5_orchestrator.actions import Action, Value, makes, needs, taker
 from step5_orchestrator.collector import paused_collector
 from step5_orchestrator.prediction import timing
 from step5_orchestrator.table import Table
@@ -50,12 +51,54 @@ def lower(table: Table) -> list[list[Instruction]]:
     return lowered
 
 
-def post_ahead(row: Sequence[Instruction]) -> list[Instruction]:
-    """The same row with each receive posted one action earlier, where posting does not wait.
+def post_ahead(
+    row: Sequence[Instruction], bytes_of: Callable[[Value], int] | None = None, room: int = 0
+) -> list[Instruction]:
+    """The same row with each receive posted earlier, where posting does not wait: at least one action.
 
     A message begins to travel when both ends have posted it, so that a receiver that is computing at that moment would
-    hold it up. The order within each edge stays.
+    hold it up; and telling the sender that there is a place for it takes both ranks' time, which is cheaper where many
+    are told at once. But each place is memory: room is how many bytes of a peer's messages of one kind may be posted
+    and not yet taken by an action. The order within each edge stays.
     """
+    early = _one_action_earlier(row)
+    if bytes_of is None:
+        return early
+    coming: dict[tuple[str, int], deque[Receive]] = {}
+    for instruction in early:
+        if isinstance(instruction, Receive):
+            coming.setdefault((instruction.value.kind, instruction.peer), deque()).append(instruction)
+    left = dict.fromkeys(coming, room)
+    posted: dict[Value, tuple[str, int]] = {}
+    result: list[Instruction] = []
+
+    def post(edge: tuple[str, int]) -> None:
+        receive = coming[edge].popleft()
+        left[edge] -= bytes_of(receive.value)
+        posted[receive.value] = edge
+        result.append(receive)
+
+    def post_what_fits() -> None:
+        for edge, receives in coming.items():
+            while receives and bytes_of(receives[0].value) <= left[edge]:
+                post(edge)
+
+    post_what_fits()
+    for instruction in early:
+        if isinstance(instruction, Receive):
+            if instruction.value not in posted:
+                post((instruction.value.kind, instruction.peer))
+            continue
+        result.append(instruction)
+        if isinstance(instruction, Action):
+            for value in needs(instruction):
+                if value in posted:
+                    left[posted[value]] += bytes_of(value)
+            post_what_fits()
+    return result
+
+
+def _one_action_earlier(row: Sequence[Instruction]) -> list[Instruction]:
     early: list[Instruction] = []
     latest = None
     for instruction in row:

@@ -140,16 +140,57 @@ def test_lowering_adds_exactly_the_messages_that_cross_ranks(schedule):
         assert sent == taken
 
 
+def bytes_of(value):
+    """Messages of four sizes."""
+    return 100 << (value.microbatch + value.place) % 4
+
+
+@pytest.mark.parametrize("room", [None, 0, 300, 1000, 10**6])
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_receives_posted_ahead_keep_the_order_of_each_edge(schedule):
+def test_receives_posted_ahead_keep_the_order_of_each_edge(schedule, room):
     for row in lower(SCHEDULES[schedule](4, 8)):
-        early = post_ahead(row)
+        early = post_ahead(row) if room is None else post_ahead(row, bytes_of, room)
         assert sorted(map(str, early)) == sorted(map(str, row))
         assert [i for i in early if not isinstance(i, Receive)] == [i for i in row if not isinstance(i, Receive)]
-        for peer in range(4):
-            wanted = [i for i in row if isinstance(i, Receive) and i.peer == peer]
-            assert [i for i in early if isinstance(i, Receive) and i.peer == peer] == wanted
-        assert all(early.index(i) <= row.index(i) for i in row if isinstance(i, Receive))
+        for peer, kind in itertools.product(range(4), ("activation", "gradient")):
+            received, posted = ([i for i in some if isinstance(i, Receive) and i.peer == peer] for some in (row, early))
+            assert [i for i in posted if i.value.kind == kind] == [i for i in received if i.value.kind == kind]
+        # At least one action earlier, where there is one.
+        for receive in (i for i in row if isinstance(i, Receive)):
+            before = [i for i in row[: row.index(receive)] if isinstance(i, Action)]
+            assert not before or early.index(receive) < early.index(before[-1])
+
+
+def most_posted(early):
+    """For each peer and kind, the most bytes that are posted and not yet taken by an action."""
+    held, most = {}, {}
+    for instruction in early:
+        if isinstance(instruction, Receive):
+            edge = (instruction.peer, instruction.value.kind)
+            held.setdefault(edge, {})[instruction.value] = bytes_of(instruction.value)
+            most[edge] = max(most.get(edge, 0), sum(held[edge].values()))
+        elif isinstance(instruction, Action):
+            for value in needs(instruction):
+                for values in held.values():
+                    values.pop(value, None)
+    return most
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_receives_posted_ahead_keep_to_their_room(schedule):
+    rows = lower(SCHEDULES[schedule](4, 8))
+    for row in rows:
+        least = most_posted(post_ahead(row))
+        assert most_posted(post_ahead(row, bytes_of, 0)) == least
+        for room in (300, 1000, 2000):
+            found = most_posted(post_ahead(row, bytes_of, room))
+            assert all(found[edge] <= max(room, least[edge]) for edge in found)
+            # No room is left that the next one would have had.
+            assert found.keys() == least.keys()
+            assert all(found[edge] >= min(room - 799, least[edge]) for edge in found)
+        everything = post_ahead(row, bytes_of, 10**6)
+        count = sum(isinstance(i, Receive) for i in row)
+        assert all(isinstance(i, Receive) for i in everything[:count])
 
 
 def test_one_rank_has_no_messages():

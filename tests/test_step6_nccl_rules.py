@@ -357,7 +357,7 @@ def train_blocking(world, jobs):
     """Every message is waited for at once, in the order that the lowering gave."""
     with (
         mock.patch.object(Executor, "_send", send_and_wait),
-        mock.patch("step5_orchestrator.executor.post_ahead", list),
+        mock.patch("step5_orchestrator.executor.post_ahead", lambda row, *_: list(row)),
     ):
         return train_jobs(world, jobs)
 
