@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -136,40 +137,51 @@ class Channel:
                 f"send {describe(specs_of(tensors))}"
             )
         # What is held back on purpose does not count: it would hold back the sender too.
-        while self._late is None and len(self._under_way) >= MAX_SENDS_UNDER_WAY:
+        while len(self._under_way) >= MAX_SENDS_UNDER_WAY and self._late is None:
             self._under_way[0].wait()
-        buffers = [self._outgoing(tensor.detach()) for tensor in tensors]
-        call = f"{self._sends} ({label})"
-        works = self._post(call, dist.isend, buffers)
-        self.bytes_sent += sum(buffer.nbytes for buffer in buffers)
-        handle = Handle(self, call, works, buffers, ())
-        self._under_way.append(handle)
-        return handle
+        buffers = [self._outgoing(tensor) for tensor in tensors]
+        for buffer in buffers:
+            self.bytes_sent += buffer.nbytes
+        return self._post(f"{self._sends} ({label})", dist.isend, buffers, ())
 
-    def receive(self, label: str) -> Handle:
+    def receive(self, label: str, into: Sequence[Tensor] | None = None) -> Handle:
         """Posts the receive of the next message; its tensors come from the handle's wait.
 
-        Raises ContractError when `label` is not the next message of the script.
+        into: contiguous tensors that the message is written into, and that come back (on a rank whose messages are
+        staged, only their shapes and dtypes count); None: new ones. Raises ContractError when `label` is not the next
+        message of the script, or when they do not fit it.
         """
         message = self._next(label)
+        if into is not None and not (fits(into, message.specs) and all(x.is_contiguous() for x in into)):
+            self._refuse(
+                f"{self.name}: {label} was agreed as {describe(message.specs)}, but rank {self.destination} was about "
+                f"to receive into {describe(specs_of(into))} (contiguous tensors of the agreed kind are needed)"
+            )
+        buffers = self._places(message.specs) if into is None or self._is_staged else into
+        return self._post(f"{self._receives} ({label})", dist.irecv, buffers, message.specs)
+
+    def _places(self, specs: Sequence[Spec]) -> list[Tensor]:
         pinned = self._is_staged
         device = torch.device("cpu") if pinned else self._device
-        buffers = [torch.empty(s.shape, dtype=s.dtype, device=device, pin_memory=pinned) for s in message.specs]
-        call = f"{self._receives} ({label})"
-        works = self._post(call, dist.irecv, buffers)
-        handle = Handle(self, call, works, buffers, message.specs)
+        return [torch.empty(s.shape, dtype=s.dtype, device=device, pin_memory=pinned) for s in specs]
+
+    def _post(self, call: str, operation: Callable, buffers: Sequence[Tensor], specs: Sequence[Spec]) -> Handle:
+        before = self.watch.waits(call, self.peer)
+        post = partial(self._late.post, operation) if self._late is not None and self.is_sender else operation
+        try:
+            works = [post(buffer, self.peer, group=self._group) for buffer in buffers]
+        except RuntimeError as error:
+            raise self.watch.explained(error) from error
+        self.watch.goes_on(before)
+        handle = Handle(self, call, works, buffers, specs)
         self._under_way.append(handle)
         return handle
 
-    def _post(self, call: str, operation: Callable, buffers: list[Tensor]) -> list:
-        with self.watch.waiting(call, self.peer):
-            if self._late is not None and self.is_sender:
-                return [self._late.post(operation, buffer, self.peer, group=self._group) for buffer in buffers]
-            return [operation(buffer, self.peer, group=self._group) for buffer in buffers]
-
     def _outgoing(self, tensor: Tensor) -> Tensor:
+        tensor = tensor.detach()
         if not self._is_staged:
-            return tensor.to(self._device).contiguous()
+            is_ready = tensor.is_contiguous() and tensor.device == self._device
+            return tensor if is_ready else tensor.to(self._device).contiguous()
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         host.copy_(tensor, non_blocking=True)
         torch.cuda.current_stream().synchronize()

@@ -18,6 +18,8 @@ from step2_comms.termination import Termination
 POLL_SECONDS = 0.2
 ANSWER_SECONDS = 2.0
 
+Doing = tuple[str, str, int | None, float]
+
 
 class Waiting:
     """What `Watch.waiting` returns. A class, since each message passes here: a generator takes three times as long."""
@@ -28,14 +30,11 @@ class Waiting:
         self._watch, self._call, self._peer = watch, call, peer
 
     def __enter__(self) -> None:
-        watch = self._watch
-        self._before = watch.doing
-        watch.doing = ("waits", self._call, self._peer, time.monotonic())
+        self._before = self._watch.waits(self._call, self._peer)
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
         if kind is None:
-            state, call, peer, _ = self._before
-            self._watch.doing = (state, call, peer, time.monotonic())
+            self._watch.goes_on(self._before)
         elif isinstance(error, RuntimeError) and not isinstance(error, RunError):
             raise self._watch.explained(error) from error
 
@@ -51,7 +50,7 @@ class Watch:
         """launcher: process id of the launcher; None: this process's parent."""
         self.rank, self.size = rank, size
         # (state, call, peer, since): one tuple, so that the thread never sees half of a change.
-        self.doing: tuple[str, str, int | None, float] = ("busy", "", None, time.monotonic())
+        self.doing: Doing = ("busy", "", None, time.monotonic())
         # A connection of its own: the main thread may be waiting for an answer on the first one.
         self._store = store.clone()
         self._store.set_timeout(timedelta(seconds=10))
@@ -71,6 +70,17 @@ class Watch:
     def busy(self, call: str) -> None:
         """This rank now computes `call`."""
         self.doing = ("busy", call, None, time.monotonic())
+
+    def waits(self, call: str, peer: int | None) -> Doing:
+        """This rank now waits in `call` for `peer`. Returns what it did before, for `goes_on`."""
+        before = self.doing
+        self.doing = ("waits", call, peer, time.monotonic())
+        return before
+
+    def goes_on(self, before: Doing) -> None:
+        """This rank now does again what it did before it waited."""
+        state, call, peer, _ = before
+        self.doing = (state, call, peer, time.monotonic())
 
     def waiting(self, call: str, peer: int | None = None) -> "Waiting":
         """For `with`: this rank waits in `call` for `peer` (None: for all ranks); a failure inside is explained."""

@@ -55,8 +55,8 @@ FAULTS = [
     ),
     Fault(
         "the handle of a send dropped", "step2_comms/channel.py",
-        "        handle = Handle(self, call, works, buffers, ())\n        self._under_way.append(handle)\n",
-        "        handle = Handle(self, call, [], buffers, ())\n        self._under_way.append(handle)\n",
+        "        handle = Handle(self, call, works, buffers, specs)\n",
+        "        handle = Handle(self, call, works if specs else [], buffers, specs)\n",
         "tests/test_step2_messages.py",
     ),
     Fault(

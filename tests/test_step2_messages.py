@@ -209,6 +209,47 @@ def test_a_failed_handle_fails_again(pool):
     assert first == again == other
 
 
+# Receiving into tensors that are there
+
+
+def receives_into_one_place(world):
+    messages = opened(world, [("a", number(0)), ("b", number(0))])
+    channel = messages.channel("forward", 0, 1)
+    if world.rank == 0:
+        return [channel.send(label, number(value)).wait() for label, value in (("a", 1), ("b", 2))]
+    place = torch.zeros(2, 3)
+    found = []
+    for label in "ab":
+        (received,) = channel.receive(label, into=(place,)).wait()
+        found.append((received is place, received.tolist()))
+    return found
+
+
+def test_messages_are_received_into_one_place_again_and_again(pool):
+    _, found = pool.run(2, receives_into_one_place)
+    assert found == [(True, [[value] * 3] * 2) for value in (1.0, 2.0)]
+
+
+def receives_into(world, place):
+    messages = opened(world, [("a", number(0))])
+    channel = messages.channel("forward", 0, 1)
+    if world.rank == 0:
+        channel.send("a", number(1)).wait()
+    else:
+        channel.receive("a", into=(place,)).wait()
+
+
+@pytest.mark.parametrize(
+    "place",
+    [torch.zeros(3, 2), torch.zeros(2, 3, dtype=torch.float64), torch.zeros(3, 2).t()],
+    ids=["shape", "dtype", "not contiguous"],
+)
+def test_a_place_that_does_not_fit_is_refused_on_both_ends(pool, place):
+    words = "forward 0 to 1: a was agreed as (2, 3) float32, but rank 1 was about to receive into "
+    for error in pool.run(2, raised, receives_into, place):
+        assert words in error
+
+
 # Order, labels, passes
 
 
