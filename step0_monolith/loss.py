@@ -24,8 +24,9 @@ def loss_share(output: Tensor, targets: Tensor, weight: int) -> Tensor:
 
 
 def total(shares: list[Tensor]) -> Tensor:
-    """The batch's loss in float64: the shares added in ascending order of the microbatches."""
-    result = torch.zeros((), dtype=torch.float64, device=shares[0].device)
-    for share in shares:
-        result += share.detach()
-    return result
+    """The batch's loss, a float64 scalar on the CPU: the shares added in ascending order of the microbatches."""
+    result = 0.0
+    # Read all at once: each read of a GPU's number would wait for the GPU.
+    for share in torch.stack([share.detach() for share in shares]).tolist():
+        result += share
+    return torch.tensor(result, dtype=torch.float64)

@@ -85,6 +85,8 @@ class Executor:
         self._table, self._emulate = table, emulate
         self._lowered, self.row = row, list(row)
         self._values: dict[Value, Tensors | Handle | None] = {}
+        microbatches = range(table.num_microbatches)
+        self._first, self._ends = ([Value("activation", b, m) for m in microbatches] for b in (0, table.num_stages))
         self._losses: Sequence[Callable[..., Tensor]] = ()
         self._iteration, self._seed, self._first_microbatch = 0, 0, 0
         self.peak_in_flight = 0
@@ -133,9 +135,9 @@ class Executor:
         iteration, first_microbatch: what dropout draws from. Returns on the last stage's rank the shares (or the
         outputs, to evaluate) in the order of the microbatches, elsewhere [].
         """
-        self._values = {}
-        for m, tensors in enumerate(inputs or ()):
-            self._values[Value("activation", 0, m)] = tensors
+        self._values.clear()
+        if inputs is not None:
+            self._values.update(zip(self._first, inputs, strict=True))
         self._losses, self._iteration, self._seed = losses or (), iteration, seed
         self._first_microbatch = first_microbatch
         self.events = []
@@ -145,10 +147,8 @@ class Executor:
         for call in self._calls:
             call()
         self.kept_events.append(self.events)
-        last = self._table.num_stages
-        ends = [Value("activation", last, m) for m in range(self._table.num_microbatches)]
-        outputs = [self._values.pop(value) for value in ends if value in self._values]
-        self._values = {}
+        outputs = [self._values[value] for value in self._ends if value in self._values]
+        self._values.clear()
         return outputs
 
     def _prepared(self, instruction: Instruction) -> Callable[[], None]:
@@ -163,8 +163,8 @@ class Executor:
             receive = messages.recv_forward if value.kind == "activation" else messages.recv_backward
             return partial(self._receive, value, partial(receive, str(value), wait=False, peer=peer))
         run = {"F": self._forward, "W": self._backward_weights}.get(instruction.op, self._backward)
-        operands = [value for value in needs(instruction) if value.kind not in HELD_BY_STAGE]
-        return partial(self._act, instruction, str(instruction), run, operands, makes(instruction))
+        operand = next((value for value in needs(instruction) if value.kind not in HELD_BY_STAGE), None)
+        return partial(self._act, instruction, str(instruction), run, operand, makes(instruction))
 
     def _send(self, value: Value, send: Callable[..., Handle]) -> None:
         send(self._values.pop(value))
@@ -172,18 +172,16 @@ class Executor:
     def _receive(self, value: Value, receive: Callable[[], Handle]) -> None:
         self._values[value] = receive()
 
-    def _take(self, value: Value) -> Tensors | None:
-        """The value, once it is here; None for the gradient of the loss, which nobody makes."""
-        found = self._values.pop(value, None)
-        return found.wait() if isinstance(found, Handle) else found
-
     def _act(
-        self, action: Action, name: str, run: Callable[..., None], operands: list[Value], made: tuple[Value, ...]
+        self, action: Action, name: str, run: Callable[..., None], operand: Value | None, made: tuple[Value, ...]
     ) -> None:
-        taken = [self._take(value) for value in operands]
+        # None for the gradient of the loss, which nobody makes, and for W, whose stage has what it needs.
+        taken = self._values.pop(operand, None)
+        if isinstance(taken, Handle):
+            taken = taken.wait()
         self._watch.busy(name)
         start = time.perf_counter()
-        run(action, made, *taken)
+        run(action, made, taken)
         if self._emulate is not None:
             sleep_out(start, self._emulate.of(action))
         self.events.append(Event(action, start, time.perf_counter()))
@@ -198,8 +196,8 @@ class Executor:
         loss = self._losses[action.microbatch] if action.stage == self._table.num_stages - 1 else None
         draw = Draw(self._seed, self._iteration, self._first_microbatch + action.microbatch)
         outputs = stage.forward(action.microbatch, inputs, loss=loss, draw=draw)
-        self._values[made[0]] = tuple(x.detach() for x in outputs) if loss else outputs
-        self.peak_in_flight = max(self.peak_in_flight, sum(s.in_flight for s in self._stages.values()))
+        self._values[made[0]] = tuple([x.detach() for x in outputs]) if loss else outputs
+        self.peak_in_flight = max(self.peak_in_flight, sum([s.in_flight for s in self._stages.values()]))
         # END SOLUTION
 
     def _backward(self, action: Action, made: tuple[Value, ...], gradients: Tensors | None) -> None:
@@ -212,5 +210,5 @@ class Executor:
         self._values[made[0]] = run(action.microbatch, gradients)
         # END SOLUTION
 
-    def _backward_weights(self, action: Action, made: tuple[Value, ...]) -> None:
+    def _backward_weights(self, action: Action, made: tuple[Value, ...], taken: None) -> None:
         self._stages[action.stage].backward_weights(action.microbatch)

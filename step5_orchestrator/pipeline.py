@@ -129,7 +129,7 @@ class Pipeline:
         shares = self.executor.run(
             self._cut(inputs), losses, seed=self._seed, iteration=iteration, first_microbatch=first_microbatch
         )
-        return total([share for (share,) in shares]).cpu() if self.is_last else torch.zeros((), dtype=torch.float64)
+        return total([share for (share,) in shares]) if self.is_last else torch.zeros((), dtype=torch.float64)
 
     def evaluate(self, inputs: Tensor | None, targets: Tensor | None) -> dict[str, float]:
         """`accuracy` and `loss` on every rank, forward only, in evaluation mode; nothing else changes."""

@@ -21,6 +21,8 @@ from step6_schedules.measure.rounds import Samples, others, ratio, take_turns
 PROGRAM = "step6_schedules.measure.iterations"
 OURS, LIBRARYS, CHECKED, MONOLITH = "ours", "library", "ours with checks", "monolith"
 BY_HAND, FULL_1, FULL_2 = "by hand", "full batch, 1 thread", "full batch, 2 threads"
+# A monolith on every rank at once: what processes that share memory and caches take from each other.
+SIDE_BY_SIDE = "monoliths side by side"
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ def measure(world: World, config: Config, name: str, size: str, rounds: int) -> 
         OURS: ours,
         LIBRARYS: library,
         MONOLITH: on_rank_0(world, lambda: Monolith(config)),
+        SIDE_BY_SIDE: Monolith(config),
         CHECKED: ours.with_checks,
     }
     by_hand = None
@@ -69,7 +72,7 @@ def measure(world: World, config: Config, name: str, size: str, rounds: int) -> 
         by_hand.close()
     return [
         _time(samples, name, size),
-        _work(samples, name, size),
+        _work(samples, name, size, world.size),
         *([_speed_up(samples, config, size)] if name == "1f1b" else []),
     ]
 
@@ -98,17 +101,20 @@ def _time(samples: Samples, name: str, size: str) -> Figure:
     )
 
 
-def _work(samples: Samples, name: str, size: str) -> Figure:
-    others_work = {
-        who: ratio(samples, who, MONOLITH, "cpu_seconds").median for who in samples if who not in (OURS, MONOLITH)
+def _work(samples: Samples, name: str, size: str, num_ranks: int) -> Figure:
+    beside = {
+        who: ratio(samples, who, MONOLITH, "cpu_seconds").median
+        for who in (LIBRARYS, CHECKED, BY_HAND, SIDE_BY_SIDE)
+        if who in samples
     }
+    beside[SIDE_BY_SIDE] /= num_ranks  # each of them does the whole work
     return Figure(
         "CPU seconds of all ranks / monolith",
         f"{name}, {size}",
         **of_spread(ratio(samples, OURS, MONOLITH, "cpu_seconds")),
         goal=work_goal(size, name),
         others=others(samples),
-        beside={who: value for who, value in others_work.items() if who in (LIBRARYS, CHECKED, BY_HAND)},
+        beside=beside,
         samples=_cpu_milliseconds(samples),
     )
 
