@@ -35,14 +35,13 @@ def layer(config: Config, index: int) -> Layer:
     """
     n_in, n_out = config.shape_of_layer(index)
     last = index == config.num_layers - 1
-    # skip_init: nn.Linear's own initialisation would cost time and move the global generator.
-    built = nn.utils.skip_init(Layer, n_in, n_out, relu=not last, dtype=config.torch_dtype)
+    # On "meta", where nn.Linear's own initialisation takes no time and does not move the global generator.
+    built = Layer(n_in, n_out, relu=not last, dtype=config.torch_dtype, device="meta")
     weight = torch.empty(n_out, n_in)
     generator = generator_for(config.seed, "layer", index)
     nn.init.kaiming_normal_(weight, nonlinearity="linear" if last else "relu", generator=generator)
-    with torch.no_grad():
-        built.weight.copy_(weight)
-        built.bias.zero_()
+    built.weight = nn.Parameter(weight.to(config.torch_dtype))
+    built.bias = nn.Parameter(torch.zeros(n_out, dtype=config.torch_dtype))
     return built
 
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from step0_monolith.config import Config
 from step0_monolith.options import RunError
+from step0_monolith.uncompiled import uncompiled
 
 # As in torch.nn.utils.clip_grad_norm_: keeps the division finite when the norm is 0.
 NORM_EPSILON = 1e-6
@@ -18,7 +19,8 @@ def make_optimizer(config: Config, parameters: Iterable[nn.Parameter]) -> torch.
     kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
     # A group, since torch refuses an empty list of parameters but not an empty group. `foreach` is named because its
     # default differs between devices; `fused` would round differently.
-    return kinds[config.optimizer]([{"params": list(parameters)}], lr=config.learning_rate, foreach=True)
+    kind = uncompiled(kinds[config.optimizer])
+    return kind([{"params": list(parameters)}], lr=config.learning_rate, foreach=True)
 
 
 def learning_rate(config: Config, update: int) -> float:

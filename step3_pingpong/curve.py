@@ -1,8 +1,9 @@
 """What a message costs, by its size: step 2's channels against bare torch.distributed calls, in the same run."""
 
+import contextlib
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -59,22 +60,39 @@ def measure(world: World, messages: Messages, max_bytes: int) -> list[Point] | N
     both. Each message holds other values than the one before, and both ranks check every value, outside the clock.
     Raises RunError for a wrong value.
     """
-    # A communicator of its own: messages of the two ways cannot wait behind each other.
-    with world.watch.waiting("opening the group of the bare calls", 1 - world.rank):
-        group = dist.new_group([0, 1], timeout=world.timeout)
-    points = [_measure_size(world, messages, group, num_bytes) for num_bytes in sizes(max_bytes)]
-    _meet(world)  # nobody closes the group under the other's last message
-    dist.destroy_process_group(group)
+    with bare_group(world) as group:
+        points = [
+            Point(size, *map(statistics.median, round_trips(world, messages, group, size, rounds_for(size))))
+            for size in sizes(max_bytes)
+        ]
     return points if world.rank == 0 else None
 
 
-def _measure_size(world: World, messages: Messages, group: dist.ProcessGroup, num_bytes: int) -> Point:
+@contextlib.contextmanager
+def bare_group(world: World) -> Iterator[dist.ProcessGroup]:
+    """The communicator of the bare calls; opened and closed on both ranks."""
+    # One of its own: messages of the two ways cannot wait behind each other.
+    with world.watch.waiting("opening the group of the bare calls", 1 - world.rank):
+        group = dist.new_group([0, 1], timeout=world.timeout)
+    yield group
+    _meet(world)  # nobody closes the group under the other's last message
+    dist.destroy_process_group(group)
+
+
+def round_trips(
+    world: World, messages: Messages, group: dist.ProcessGroup, num_bytes: int, rounds: int
+) -> tuple[list[float], list[float]]:
+    """Half the seconds of each counted round trip of one size, ours and bare, in the order of the rounds.
+
+    group: of the bare calls. Called on both ranks, rank 0's seconds are the ones of interest. Raises RunError for a
+    wrong value.
+    """
     # Where messages of a GPU are staged through the host's memory, gloo itself can only send from there.
     bare_device = torch.device("cpu") if world.is_staged else world.device
     ways = (_through_channels(messages, num_bytes), _bare(world, group, num_bytes, bare_device))
     devices = (world.device, bare_device)
     seconds: tuple[list[float], list[float]] = ([], [])
-    for round_ in range(WARM_UP + rounds_for(num_bytes)):
+    for round_ in range(WARM_UP + rounds):
         for way in (0, 1) if round_ % 2 == 0 else (1, 0):
             payload = _payload(num_bytes, 2 * round_ + way, devices[way])
             _meet(world)
@@ -83,7 +101,7 @@ def _measure_size(world: World, messages: Messages, group: dist.ProcessGroup, nu
             check_equal(f"{num_bytes} B, round {round_}, on rank {world.rank}", payload, received)
             if round_ >= WARM_UP:
                 seconds[way].append(taken / 2)
-    return Point(num_bytes, *map(statistics.median, seconds))
+    return seconds
 
 
 Send, Receive = Callable[[Tensor], None], Callable[[], Tensor]
@@ -104,15 +122,17 @@ def _round(world: World, send: Send, receive: Receive, payload: Tensor) -> tuple
 
 
 def _through_channels(messages: Messages, num_bytes: int) -> tuple[Send, Receive]:
+    """One buffer for every message, as below: pages that are new cost as much as their message."""
     label = f"{num_bytes} B"
-    script = [Message(label, specs_of([_payload(num_bytes, 0, torch.device("cpu"))]))]
+    buffer = _payload(num_bytes, 0, messages.world.device)
+    script = [Message(label, specs_of([buffer]))]
     out, back = messages.channel("forward", 0, 1), messages.channel("backward", 1, 0)
     out.agree(script, label)
     back.agree(script, label)
     messages.begin(label)
     if messages.world.rank == 1:
         out, back = back, out
-    return (lambda tensor: out.send(label, (tensor,)).wait()), (lambda: back.receive(label).wait()[0])
+    return (lambda tensor: out.send(label, (tensor,)).wait()), (lambda: back.receive(label, (buffer,)).wait()[0])
 
 
 def _bare(world: World, group: dist.ProcessGroup, num_bytes: int, device: torch.device) -> tuple[Send, Receive]:

@@ -85,6 +85,7 @@ class Executor:
         self._table, self._emulate = table, emulate
         self._lowered, self.row = row, list(row)
         self._values: dict[Value, Tensors | Handle | None] = {}
+        self._sent: dict[Value, Handle] = {}  # what was sent and may be under way
         microbatches = range(table.num_microbatches)
         self._first, self._ends = ([Value("activation", b, m) for m in microbatches] for b in (0, table.num_stages))
         self._losses: Sequence[Callable[..., Tensor]] = ()
@@ -136,6 +137,7 @@ class Executor:
         outputs, to evaluate) in the order of the microbatches, elsewhere [].
         """
         self._values.clear()
+        self._sent.clear()
         if inputs is not None:
             self._values.update(zip(self._first, inputs, strict=True))
         self._losses, self._iteration, self._seed = losses or (), iteration, seed
@@ -164,10 +166,20 @@ class Executor:
             return partial(self._receive, value, partial(receive, str(value), wait=False, peer=peer))
         run = {"F": self._forward, "W": self._backward_weights}.get(instruction.op, self._backward)
         operand = next((value for value in needs(instruction) if value.kind not in HELD_BY_STAGE), None)
-        return partial(self._act, instruction, str(instruction), run, operand, makes(instruction))
+        act = partial(self._act, instruction, str(instruction), run, operand, makes(instruction))
+        sent = Value("activation", instruction.stage + 1, instruction.microbatch)
+        if instruction.op in ("B", "I") and any(isinstance(i, Send) and i.value == sent for i in self._row):
+            return partial(self._after_answer, act, sent)
+        return act
 
     def _send(self, value: Value, send: Callable[..., Handle]) -> None:
-        send(self._values.pop(value))
+        self._sent[value] = send(self._values.pop(value))
+
+    def _after_answer(self, act: Callable[[], None], sent: Value) -> None:
+        """A backward whose stage sent its outputs: their gradient is the answer, so that they have long arrived."""
+        act()
+        # Until it is waited for, a message holds what it sent, and would hold it beyond this backward.
+        self._sent.pop(sent).wait()
 
     def _receive(self, value: Value, receive: Callable[[], Handle]) -> None:
         self._values[value] = receive()

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.autograd.graph import Node, get_gradient_edge
 
 # Autograd's names for a linear layer's product, with and without a bias: which of the node's inputs are the bias and
 # the transposed weight, and where it keeps what it multiplied.
@@ -21,79 +21,92 @@ PRODUCTS = {"AddmmBackward0": (0, 2, "_saved_mat1"), "MmBackward0": (None, 1, "_
 
 
 class Late(NamedTuple):
-    """A linear layer whose weight's and bias's gradients can wait: they follow from the gradient g at its output.
+    """A linear layer whose gradients can wait: they follow from x and the gradient g at its output, (N, D_out).
 
-    place: its product in autograd's graph; asking `torch.autograd.grad` for it gives g, (N, D_out). x: what it
-    multiplied, (N, D_in). weight, bias: None where it has none, or where that one cannot wait.
+    weight, bias: None where it has none, or where that one cannot wait. x: what it multiplied, (N, D_in), and version:
+    how often x had been written to; both None where weight is.
     """
 
-    place: GradientEdge
-    x: Tensor | None
     weight: nn.Parameter | None
+    x: Tensor | None
+    version: int | None
     bias: nn.Parameter | None
 
 
-def _uses(roots: Sequence[Tensor]) -> dict[Node, int]:
-    """All nodes of the graph that ends in the roots, with the number of times each is used in it."""
+def _walk(roots: Sequence[Tensor]) -> tuple[dict[Node, int], dict[Node, Tensor], list[tuple[Node, str, tuple]]]:
+    """Looks once at each node of the graph that ends in the roots.
+
+    Returns how often each is used in it; the tensors that the graph starts from, by the node that adds to their
+    `.grad`; and the products that may be a linear layer's, each with its kind and its `next_functions`.
+    """
     uses: dict[Node, int] = {}
+    leaves: dict[Node, Tensor] = {}
+    products: list[tuple[Node, str, tuple]] = []
     found = [get_gradient_edge(root).node for root in roots]
     for node in found:  # which grows while it is walked through
         if node in uses:
             uses[node] += 1
-        else:
-            uses[node] = 1
-            found += [following for following, _ in node.next_functions if following is not None]
-    return uses
+            continue
+        uses[node] = 1
+        kind = type(node).__name__
+        if kind == "AccumulateGrad":
+            leaves[node] = node.variable
+            continue
+        following = node.next_functions
+        if kind in PRODUCTS:
+            products.append((node, kind, following))
+        for source, _ in following:
+            if source is not None:
+                found.append(source)
+    return uses, leaves, products
 
 
-def _kind(node: Node | None) -> str:
-    return type(node).__name__
+def _take(node: Node | None, dim: int, uses: dict[Node, int], leaves: dict[Node, Tensor]) -> nn.Parameter | None:
+    """Takes the parameter at a node, or behind autocast's cast of it, from the leaves, if its gradient can wait.
 
-
-def _parameter(node: Node | None, uses: dict[Node, int]) -> nn.Parameter | None:
-    """The parameter at a node, or behind autocast's cast of it, if it is used there and nowhere else."""
-    if _kind(node) == "ToCopyBackward0" and uses[node] == 1:
+    It can when the parameter is used there and nowhere else, and has dim dimensions and no gaps between its elements.
+    """
+    if node not in leaves and type(node).__name__ == "ToCopyBackward0" and uses[node] == 1:
         node = node.next_functions[0][0]
-    if _kind(node) == "AccumulateGrad" and uses[node] == 1:
-        leaf = node.variable
-        return leaf if isinstance(leaf, nn.Parameter) and leaf.is_floating_point() else None
+    leaf = leaves.get(node)
+    if (
+        isinstance(leaf, nn.Parameter)
+        and uses[node] == 1
+        and leaf.dim() == dim
+        and leaf.is_contiguous()
+        and leaf.is_floating_point()
+        # A bias of one element may be spread over the outputs: then its gradient is no sum over the rows alone.
+        and leaf.numel() > 1
+    ):
+        return leaves.pop(node)
     return None
 
 
-def _late(node: Node, uses: dict[Node, int]) -> Late:
-    bias_at, weight_at, saved = PRODUCTS[_kind(node)]
-    weight = x = bias = None
-    transposed = node.next_functions[weight_at][0]
-    if _kind(transposed) == "TBackward0" and uses[transposed] == 1:
-        weight = _parameter(transposed.next_functions[0][0], uses)
-        if weight is not None and not weight.is_contiguous():
-            weight = None
-    if weight is not None:
-        # Read where autograd saved it, x is checked: nobody may have overwritten it since.
-        x = getattr(node, saved).detach()
-    if bias_at is not None:
-        bias = _parameter(node.next_functions[bias_at][0], uses)
-        if bias is not None and (bias.dim() != 1 or bias.numel() == 1):
-            bias = None  # one that may be spread over the outputs: its gradient is no sum over the rows alone
-    return Late(GradientEdge(node, 0), x, weight, bias)
-
-
-def what_can_wait(roots: Sequence[Tensor], inputs: Sequence[Tensor]) -> tuple[list[Late], list[Tensor]]:
+def what_can_wait(roots: Sequence[Tensor], inputs: Sequence[Tensor]) -> tuple[dict[Node, Late], list[Tensor]]:
     """Looks for parameters in the graph between a stage's inputs and its roots.
 
-    Returns the linear layers whose gradients can wait, wherever in a module one is called, and the parameters whose
-    gradients cannot: those of other modules (normalisation, embedding, convolution), and those used twice (tied),
-    whose gradient is a sum that autograd forms in its own order.
+    Returns the linear layers whose gradients can wait, wherever in a module one is called, by their product's node in
+    autograd's graph; and the parameters whose gradients cannot: those of other modules (normalisation, embedding,
+    convolution), and those used twice (tied), whose gradient is a sum that autograd forms in its own order.
     """
-    uses = _uses(roots)
-    leaves = {id(node.variable): node.variable for node in uses if _kind(node) == "AccumulateGrad"}
-    late = [
-        _late(node, uses)
-        for node in uses
+    uses, leaves, products = _walk(roots)
+    late = {}
+    for node, kind, following in products:
+        bias_at, weight_at, saved = PRODUCTS[kind]
         # alpha and beta: a product that is scaled, torch.addmm(b, x, W, alpha=2), is no linear layer.
-        if _kind(node) in PRODUCTS and getattr(node, "_saved_alpha", 1) == getattr(node, "_saved_beta", 1) == 1
-    ]
-    # What is left are the parameters whose gradients cannot wait.
-    for settled in (*inputs, *(x for layer in late for x in (layer.weight, layer.bias))):
-        leaves.pop(id(settled), None)
-    return [layer for layer in late if layer.weight is not None or layer.bias is not None], list(leaves.values())
+        if not getattr(node, "_saved_alpha", 1) == getattr(node, "_saved_beta", 1) == 1:
+            continue
+        weight = x = version = bias = None
+        transposed = following[weight_at][0]
+        if type(transposed).__name__ == "TBackward0" and uses[transposed] == 1:
+            weight = _take(transposed.next_functions[0][0], 2, uses, leaves)
+        if weight is not None:
+            # Read where autograd saved it, x is checked: nobody may have overwritten it since.
+            x = getattr(node, saved).detach()
+            version = x._version
+        if bias_at is not None:
+            bias = _take(following[bias_at][0], 1, uses, leaves)
+        if weight is not None or bias is not None:
+            late[node] = Late(weight, x, version, bias)
+    received = {id(x) for x in inputs}
+    return late, [x for x in leaves.values() if id(x) not in received]

@@ -43,8 +43,8 @@ def work(name: str, num_ranks: int, num_microbatches: int, lap: Callable[[str], 
     return table
 
 
-def measure(name: str, num_ranks: int, num_microbatches: int) -> tuple[int, dict[str, float], float]:
-    """Actions, seconds of each phase, and bytes at the peak (from a second run, since counting them takes time)."""
+def seconds_of(name: str, num_ranks: int, num_microbatches: int) -> tuple[int, dict[str, float]]:
+    """Actions, and seconds of each phase."""
     seconds: dict[str, float] = {}
     latest = time.perf_counter()
 
@@ -54,13 +54,16 @@ def measure(name: str, num_ranks: int, num_microbatches: int) -> tuple[int, dict
         seconds[phase], latest = now - latest, now
 
     table = work(name, num_ranks, num_microbatches, lap)
-    actions = sum(map(len, table.rows))
-    del table
+    return sum(map(len, table.rows)), seconds
+
+
+def peak_bytes(name: str, num_ranks: int, num_microbatches: int) -> int:
+    """Bytes at the peak, from a run of its own, since counting them takes time."""
     tracemalloc.start()
     work(name, num_ranks, num_microbatches, lambda phase: None)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    return actions, seconds, peak
+    return peak
 
 
 def main() -> None:
@@ -71,7 +74,8 @@ def main() -> None:
     work(options.schedule, 2, 4, lambda phase: None)  # what is imported or cached at the first use is not counted
     print(f"{options.schedule}\nranks  microbatches  actions  " + "  ".join(PHASES) + "  total  (us an action)  bytes")
     for num_ranks, num_microbatches in [*sizes, *([largest] if largest not in sizes else [])]:
-        actions, seconds, peak = measure(options.schedule, num_ranks, num_microbatches)
+        actions, seconds = seconds_of(options.schedule, num_ranks, num_microbatches)
+        peak = peak_bytes(options.schedule, num_ranks, num_microbatches)
         shown = "  ".join(f"{seconds[phase] / actions * 1e6:{len(phase)}.1f}" for phase in PHASES)
         total = sum(seconds.values()) / actions * 1e6
         print(

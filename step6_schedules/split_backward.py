@@ -1,52 +1,51 @@
 """The backward of a stage in two parts: I, for its inputs, now; W, for its weights, when there is time."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, Node
 
 from step0_monolith.model import Tensors
 from step1_partition.stage import Stage
 from step6_schedules.late import Late, what_can_wait
 
+# Bytes from which a tensor's memory, once freed, may go back to the system. It comes back page by page, filled with
+# zeros, which for a weight's gradient takes as long as the product that is written there.
+LARGE = 2**20
+
 
 def _add(parameter: Tensor, gradient: Tensor) -> None:
     """Adds as autograd does. One `addmm_` of the product into `.grad` would be faster, and round differently."""
-    gradient = gradient.to(parameter.dtype)
+    if gradient.dtype != parameter.dtype:
+        gradient = gradient.to(parameter.dtype)
     if parameter.grad is None:
         parameter.grad = gradient
     else:
         parameter.grad.add_(gradient)
 
 
-def _version(x: Tensor | None) -> int:
-    """Counts the writes to a tensor; autograd compares it in a whole backward."""
-    return -1 if x is None else x._version
-
-
-def _watch(late: Sequence[Late]) -> tuple[dict[int, Tensor], list]:
-    """Hooks that note the gradient at each layer's product, by its place in `late`; and their handles.
+def _watch(nodes: Collection[Node]) -> list[list]:
+    """Hooks that note the gradients that arrive at each node, a tuple, in a list of its own; they go with the graph.
 
     What `torch.autograd.grad` returns for such a place has not been through the hooks of the product's own output when
     the product's backward runs too; what arrives at the node has.
     """
-    seen: dict[int, Tensor] = {}
-
-    def note(index: int):
-        return lambda gradients: seen.__setitem__(index, gradients[0])
-
-    return seen, [layer.place.node.register_prehook(note(index)) for index, layer in enumerate(late)]
+    arrived = [[] for _ in nodes]
+    for node, seen in zip(nodes, arrived, strict=True):
+        node.register_prehook(seen.append)
+    return arrived
 
 
 class Kept(NamedTuple):
     """What the W of one microbatch needs.
 
-    late: for each `Late` layer (g, x's version, x, weight, bias), and not its place, which would hold the whole graph.
-    ready: each parameter that cannot wait, with its gradient.
+    late: for each linear layer that waits, the gradient at its output and what else its gradients follow from. ready:
+    each parameter that cannot wait, with its gradient.
     """
 
-    late: list[tuple[Tensor, int, Tensor | None, nn.Parameter | None, nn.Parameter | None]]
+    late: list[tuple[Tensor, Late]]
     ready: list[tuple[Tensor, Tensor]]
 
 
@@ -62,6 +61,7 @@ class SplitStage(Stage):
     def __init__(self, modules: Sequence[nn.Module], first_layer: int = 0) -> None:
         super().__init__(modules, first_layer)
         self._kept: dict[int, Kept] = {}
+        self._room: Tensor | None = None  # where large products are formed, one after another
 
     @property
     def in_flight(self) -> int:
@@ -84,21 +84,19 @@ class SplitStage(Stage):
         roots = [x for x in outputs if x.requires_grad]
         leaves = [x for x in received if x.requires_grad]
         late, others = what_can_wait(roots, leaves)
-        wanted = [*(layer.place for layer in late), *others, *leaves]
-        found: list[Tensor | None] = [None] * len(wanted)
+        wanted = [*(GradientEdge(node, 0) for node in late), *others, *leaves]
+        found: Sequence[Tensor | None] = [None] * len(wanted)
+        arrived = _watch(late)
         if roots and wanted:
-            hooked, handles = _watch(late)
-            found = list(torch.autograd.grad(roots, wanted, gradients, allow_unused=True))
-            for handle in handles:
-                handle.remove()
-            for index, gradient in hooked.items():
-                found[index] = gradient
+            found = torch.autograd.grad(roots, wanted, gradients, allow_unused=True)
         n, k = len(late), len(late) + len(others)
+        # Taken out of the lists, which the graph holds as long as anybody holds an output.
+        at_products = [seen.pop()[0] if seen else g for seen, g in zip(arrived, found[:n], strict=True)]
         self._kept[microbatch] = Kept(
-            [(g, _version(layer.x), *layer[1:]) for g, layer in zip(found[:n], late, strict=True) if g is not None],
+            [(g, layer) for g, layer in zip(at_products, late.values(), strict=True) if g is not None],
             [(x, g) for x, g in zip(others, found[n:k], strict=True) if g is not None],
         )
-        return tuple(torch.zeros_like(x) if g is None else g for x, g in zip(leaves, found[k:], strict=True))
+        return tuple([torch.zeros_like(x) if g is None else g for x, g in zip(leaves, found[k:], strict=True)])
         # END SOLUTION
 
     def backward_weights(self, microbatch: int) -> None:
@@ -106,7 +104,7 @@ class SplitStage(Stage):
 
         This is not autograd's doing: hooks on the parameters of linear layers are not called, nor what any parameter
         would call after its gradient is accumulated. Raises RuntimeError when the backward for the input of the
-        microbatch has not run, or when the input of a linear layer was overwritten after it.
+        microbatch has not run, or when the input of a linear layer was overwritten since the forward.
         """
         if microbatch not in self._kept:
             raise RuntimeError(
@@ -115,17 +113,30 @@ class SplitStage(Stage):
             )
         late, ready = self._kept.pop(microbatch)
         while late:
-            g, version, x, weight, bias = late.pop()
-            if _version(x) != version:
-                raise RuntimeError(
-                    f"backward for the weights of microbatch {microbatch}: the input of a linear layer was overwritten "
-                    "since its backward for the input"
-                )
+            g, (weight, x, version, bias) = late.pop()
             if weight is not None:
-                _add(weight, g.t().mm(x))
+                if x._version != version:
+                    raise RuntimeError(
+                        f"backward for the weights of microbatch {microbatch}: the input of a linear layer was "
+                        "overwritten since its forward"
+                    )
+                self._add_product(weight, g, x)
             if bias is not None:
                 _add(bias, g.sum(0))
         while ready:
             parameter, gradient = ready.pop()
             # A copy: in y = x + parameter, one tensor is the gradient of all three, and sums are formed in `.grad`.
             _add(parameter, gradient.clone() if parameter.grad is None else gradient)
+
+    def _add_product(self, weight: Tensor, g: Tensor, x: Tensor) -> None:
+        """Adds g^T x, (D_out, D_in). A large one on the CPU is formed where the one before was, see LARGE."""
+        # The first product becomes `.grad`. Autocast casts g and x, but not where the result has its place already.
+        if weight.grad is None or weight.nbytes < LARGE or not weight.is_cpu or torch.is_autocast_enabled("cpu"):
+            _add(weight, g.t().mm(x))
+            return
+        room = self._room
+        if room is not None and room.shape == weight.shape and room.dtype == g.dtype:
+            torch.mm(g.t(), x, out=room)
+        else:
+            self._room = room = g.t().mm(x)
+        _add(weight, room)

@@ -16,6 +16,7 @@ from step0_monolith.model import Draw, Layer, layers
 from step0_monolith.reference import forward_backward
 from step1_partition.partition import bounds, split
 from step1_partition.stage import Stage
+from step6_schedules import split_backward
 from step6_schedules.split_backward import SplitStage
 from tests.modules import batch_normed, embedded, frozen_first, no_parameters_at_first, residual
 from tests.monolith import assert_same_bits, monolith, named, small
@@ -248,6 +249,12 @@ def test_autocast_has_the_bits_of_the_whole_backward(make, inside):
     assert_same_bits(gradients("W last"), gradients("B"))
 
 
+def test_linear_layers_wait_under_autocast():
+    with torch.autocast("cpu", torch.bfloat16):
+        counts = middle([nn.Linear(WIDTH, WIDTH) for _ in range(3)], order="IW", counter=Ops)
+    assert counts["W"].counter == {"mm": 3, "sum": 3}
+
+
 def middle(modules, *, order, counter):
     """Runs one microbatch of a stage in the middle, and returns the counter's result for each of its ops."""
     stage = SplitStage(modules)
@@ -452,6 +459,84 @@ def test_tensors_are_let_go_of_as_soon_as_they_are_used(make, first):
     assert live.bytes() == 0
 
 
+def test_the_graph_of_an_output_that_somebody_holds_keeps_no_gradients():
+    stage = SplitStage(relu_layers())
+    for parameter in stage.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    x, gradient = torch.randn(ROWS, WIDTH, requires_grad=True), torch.randn(ROWS, WIDTH)
+    with Live() as live:
+        output = stage.forward(0, (x,))
+        stage.backward_input(0, (gradient,))
+        stage.backward_weights(0)
+        assert live.bytes() == output[0].nbytes == UNIT
+
+
+@pytest.mark.filterwarnings("error")  # such as torch's, when a result does not have the shape of its place
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_products_formed_in_one_place_have_the_bits_of_the_whole_backward(dtype, monkeypatch):
+    monkeypatch.setattr(split_backward, "LARGE", 0)
+    torch.manual_seed(1)
+    # The same shape twice in a row, and others between.
+    widths = [(64, 64), (64, 64), (64, 10), (10, 64), (64, 64)]
+    modules = [Layer(n_in, n_out, True, dtype) for n_in, n_out in widths]
+    inputs = [torch.randn(4, 64, dtype=dtype, requires_grad=True) for _ in range(3)]
+    gradients = [torch.randn(4, 64, dtype=dtype) for _ in range(3)]
+    results = []
+    for kind in (Stage, SplitStage):
+        stage = kind(modules)
+        for parameter in stage.parameters():
+            parameter.grad = None
+        for m, x in enumerate(inputs):
+            stage.forward(m, (x,))
+        for m, gradient in enumerate(gradients):
+            if kind is Stage:
+                stage.backward(m, (gradient,))
+            else:
+                stage.backward_input(m, (gradient,))
+                stage.backward_weights(m)
+        results.append(named(modules, gradients=True))
+    assert_same_bits(results[1], results[0])
+    assert stage._room.data_ptr() not in [p.grad.data_ptr() for p in stage.parameters()]
+
+
+def test_products_are_formed_in_one_place(monkeypatch):
+    monkeypatch.setattr(split_backward, "LARGE", 0)
+    stage = SplitStage(relu_layers())
+    for parameter in stage.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    rooms = set()
+    for m in range(3):
+        stage.forward(m, (torch.randn(ROWS, WIDTH),))
+        stage.backward_input(m, (torch.randn(ROWS, WIDTH),))
+        stage.backward_weights(m)
+        rooms.add(stage._room)
+    assert len(rooms) == 1
+
+
+@pytest.mark.parametrize("inside", ["FB", "B"])
+def test_products_formed_in_one_place_are_cast_as_autocast_does(inside, monkeypatch):
+    monkeypatch.setattr(split_backward, "LARGE", 0)
+    torch.manual_seed(1)
+    modules, x, gradient = [nn.Linear(64, 64) for _ in range(2)], torch.randn(8, 64), torch.randn(8, 64)
+    results = []
+    for kind in (Stage, SplitStage):
+        stage = kind(modules)
+        for parameter in stage.parameters():
+            parameter.grad = None
+        for m in range(4):  # the first two without autocast
+            with torch.autocast("cpu", torch.bfloat16, enabled=m > 1 and "F" in inside):
+                (output,) = stage.forward(m, (x + m,))
+            with torch.autocast("cpu", torch.bfloat16, enabled=m > 1):
+                given = (gradient.to(output.dtype),)
+                if kind is Stage:
+                    stage.backward(m, given)
+                else:
+                    stage.backward_input(m, given)
+                    stage.backward_weights(m)
+        results.append(named(modules, gradients=True))
+    assert_same_bits(results[1], results[0])
+
+
 def test_in_flight_counts_until_the_weights():
     stage = SplitStage([nn.Linear(2, 2)])
     for m in range(3):
@@ -566,6 +651,55 @@ def test_an_input_overwritten_between_i_and_w_is_noticed():
     stage.forward(1, (torch.randn(5, 8),))
     with pytest.raises(RuntimeError, match="microbatch 0: the input of a linear layer was overwritten"):
         stage.backward_weights(0)
+
+
+def test_an_input_overwritten_before_the_linear_layer_takes_it_is_none_of_its_business():
+    modules = [nn.Linear(8, 8), nn.ReLU(inplace=True), nn.Linear(8, 8)]
+    assert middle(modules, order="IW", counter=Ops)["W"].counter == {"mm": 2, "sum": 2}
+
+
+class OverwritesOnTheWayBack(nn.Module):
+    """Its backward overwrites what the linear layer has used by then, as reversible networks do."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        x = 2 * x
+        seen = x.detach()
+        x.register_hook(lambda gradient: (seen.zero_(), gradient)[1])
+        return self.linear(x)
+
+
+def test_an_input_overwritten_during_i_is_noticed():
+    stage = SplitStage([OverwritesOnTheWayBack()])
+    stage.forward(0, (torch.randn(5, 8, requires_grad=True),))
+    stage.backward_input(0, (torch.randn(5, 8),))
+    with pytest.raises(RuntimeError, match="microbatch 0: the input of a linear layer was overwritten"):
+        stage.backward_weights(0)
+
+
+def test_a_transposed_weight_that_two_products_share():
+    torch.manual_seed(0)
+
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(8, 8))
+
+        def forward(self, x):
+            transposed = self.weight.t()
+            return torch.relu(x @ transposed) @ transposed
+
+    module, x, g = Shared(), torch.randn(5, 8), torch.randn(5, 8)
+    module(x).backward(g)
+    expected, module.weight.grad = module.weight.grad, None
+    stage = SplitStage([module])
+    stage.forward(0, (x,))
+    stage.backward_input(0, (g,))
+    stage.backward_weights(0)
+    assert torch.equal(module.weight.grad, expected)
 
 
 def test_a_bias_that_is_spread_over_the_outputs():

@@ -50,12 +50,14 @@ def stages_of(name: str, rank: int, num_ranks: int) -> list[int]:
 class Library:
     """torch.distributed.pipelining, under its own schedule and in its own runtime."""
 
-    def __init__(self, name: str, config: Config, world: World) -> None:
+    def __init__(
+        self, name: str, config: Config, world: World, stage_kind: type[PipelineStage] = PipelineStage
+    ) -> None:
         own = stages_of(name, world.rank, world.size)
         num_stages = world.size * len(own)
         self.stages = [shard(config, num_stages, index, None, world.device) for index in own]
         theirs = [
-            PipelineStage(nn.Sequential(*stage.modules), index, num_stages, world.device)
+            stage_kind(nn.Sequential(*stage.modules), index, num_stages, world.device)
             for index, stage in zip(own, self.stages, strict=True)
         ]
         inputs, targets = batch(config, 0)
