@@ -54,7 +54,9 @@ def copy(tmp_path_factory):
 @pytest.mark.parametrize("name", PAGES)
 def test_page_can_be_checked(name):
     assert (ROOT / name).exists(), f"{name} is missing"
-    assert page_of(name).blocks or name == "README.md", f"{name} shows no command with its output"
+    # RESULTS.md is written by the program that it names.
+    written = ("README.md", "step6_schedules/RESULTS.md")
+    assert page_of(name).blocks or name in written, f"{name} shows no command with its output"
 
 
 @pytest.mark.parametrize("block", blocks())
