@@ -274,7 +274,14 @@ def test_a_program_that_fails_is_reported_and_the_others_go_on(play, tmp_path):
     assert found.command == f"python -m {BENCH} --out {out} --device cpu --rounds 3"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGINT,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, marks=pytest.mark.slow),
+    ],
+)
 def test_a_program_that_hangs_is_ended_with_its_ranks(play, tmp_path, number):
     command, environment = play("'memory', 'played_well', ranks=(None,)", "'actions', 'played_hangs', ranks=(2,)")
     job, variables = job_environment(environment)
@@ -288,7 +295,8 @@ def test_a_program_that_hangs_is_ended_with_its_ranks(play, tmp_path, number):
         bench.send_signal(number)
         time.sleep(0.3)
         bench.send_signal(signal.SIGINT)  # somebody is impatient
-        assert bench.wait(timeout=20) == (130 if number == signal.SIGINT else 128 + number)
+        # The second signal may end it before the first has.
+        assert bench.wait(timeout=20) in (130, 128 + number)
         assert processes_of(job) == []
         assert list((tmp_path / "out").iterdir()) == []
     finally:

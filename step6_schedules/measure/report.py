@@ -33,22 +33,23 @@ WORK, TIME, EMULATED = (
     "emulated devices, makespan / table's",
 )
 _COLD = (
-    "bare messages and the arithmetic alone cost most of it (see *by hand*: the same table with nothing checked). Every "
-    "message wakes a thread on both sides, and what runs after a wait finds caches and branch predictors cold: F and B "
-    "of 8 small layers take 1.4 to 1.5 times as long (`after_sleep`). About 20 us an action are our Python"
+    "bare messages and the arithmetic alone cost most of it (see *by hand*: the same table with nothing checked). "
+    "Every message wakes a thread on both sides, and what runs after a wait finds caches and branch predictors "
+    "cold: F and B of 8 small layers take 1.4 to 1.5 times as long (`after_sleep`). About 20 us an action are our "
+    "Python"
 )
 _SHARED = (
     "two processes at once take memory and caches from each other (see *monoliths side by side*, which exchange "
     "nothing), and the same table by hand costs as much"
 )
 _FLOOR = (
-    "the library is close to what the arithmetic and bare messages take there: the same table by hand is no faster than "
-    "ours (see *by hand*, where it is measured)"
+    "the library is close to what the arithmetic and bare messages take there: the same table by hand is no "
+    "faster than ours (see *by hand*, where it is measured)"
 )
 _REST = (
-    "a hand-over after milliseconds of rest takes longer than in a busy program: a bare hop of 73 us became 230 us with "
-    "2 ranks and 300 to 430 us with 8 ranks on 2 cores. The longest path has some 22 of them, which is 2 % and more of "
-    "it; sleeps that end late are a fifth of the rest"
+    "a hand-over after milliseconds of rest takes longer than in a busy program: a bare hop of 73 us became 230 "
+    "us with 2 ranks and 300 to 430 us with 8 ranks on 2 cores. The longest path has some 22 of them, which is 2 "
+    "% and more of it; sleeps that end late are a fifth of the rest"
 )
 REASONS: dict[tuple[str, str], str] = {
     (WORK, "tiny"): _COLD,
@@ -59,27 +60,27 @@ REASONS: dict[tuple[str, str], str] = {
     (TIME, "gpipe, large"): _FLOOR,
     (TIME, "interleaved, large"): _FLOOR,
     (TIME, "dualpipe-v, large"): (
-        "in a V of four stages of two layers rank 0 has the first and the last layer, which are small, and so a third of "
-        "the work: the other rank's arithmetic is the iteration's length, for the library as for ours"
+        "in a V of four stages of two layers rank 0 has the first and the last layer, which are small, and so a "
+        "third of the work: the other rank's arithmetic is the iteration's length, for the library as for ours"
     ),
     ("speed-up over the monolith, of the ideal", "large"): (
-        "the ideal takes both cores to be as fast as one alone. Side by side they are not (see *monoliths side by side* "
-        "above), and page faults cost each process some tenth of an iteration: gradients of 16 MiB go back to the system "
-        "and come again"
+        "the ideal takes both cores to be as fast as one alone. Side by side they are not (see *monoliths side by "
+        "side* above), and page faults cost each process some tenth of an iteration: gradients of 16 MiB go back "
+        "to the system and come again"
     ),
     (EMULATED, ""): _REST,
     ("message latency, ours / bare", ""): (
-        "the contract (is it this message's turn, shape, dtype, who waits for whom) is Python, 3 us at each end when it "
-        "is warm. Between two waits it is cold, and takes 15 to 25 us"
+        "the contract (is it this message's turn, shape, dtype, who waits for whom) is Python, 3 us at each end "
+        "when it is warm. Between two waits it is cold, and takes 15 to 25 us"
     ),
     ("message bandwidth, ours / bare", ""): (
-        "not settled: several runs gave 0.89 to 1.14. The bytes go through the same two gloo calls, in a buffer that is "
-        "used again; the way back has a communicator of its own, where the bare calls have one for both"
+        "not settled: several runs gave 0.89 to 1.14. The bytes go through the same two gloo calls, in a buffer "
+        "that is used again; the way back has a communicator of its own, where the bare calls have one for both"
     ),
     ("start-up to the first iteration, ours / bare", ""): (
-        "about 0.25 s is sympy, which torch imports at the first backward of a tensor that is no loss; our own imports "
-        "take 0.1 s; the rest opens communicators, agrees on the messages, and runs (see what a bare program takes that "
-        "makes one step of an optimizer)"
+        "about 0.25 s is sympy, which torch imports at the first backward of a tensor that is no loss; our own "
+        "imports take 0.1 s; the rest opens communicators, agrees on the messages, and runs (see what a bare "
+        "program takes that makes one step of an optimizer)"
     ),
 }
 UNKNOWN = "no reason found yet"
