@@ -286,8 +286,10 @@ def test_a_program_that_hangs_is_ended_with_its_ranks(play, tmp_path, number):
     command, environment = play("'memory', 'played_well', ranks=(None,)", "'actions', 'played_hangs', ranks=(2,)")
     job, variables = job_environment(environment)
     bench = subprocess.Popen(
-        command, env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
-    )
+        command, env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        # A shell has what it starts in the background ignore Ctrl-C, and the tests may have been started so.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
     try:
         while bench.stdout.readline() != "hangs\n":
             assert bench.poll() is None

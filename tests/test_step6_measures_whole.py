@@ -89,6 +89,7 @@ def test_the_slope_is_the_exponent(exponent):
     assert slope(sizes, [3e-6 * size**exponent for size in sizes]) == pytest.approx(exponent, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_preparation_measures_tables_growth_and_the_library(tmp_path):
     path = tmp_path / "preparation.json"
     small = ["--num-ranks", 16, "--num-microbatches", 32, "--rounds", 2, "--largest-library"]
@@ -109,6 +110,7 @@ def test_preparation_measures_tables_growth_and_the_library(tmp_path):
     assert all(len(values) == 2 for figure in figures for values in figure["samples"].values())
 
 
+@pytest.mark.slow
 def test_messages_measures_both_sizes(tmp_path):
     path = tmp_path / "messages.json"
     ran = torchrun(
