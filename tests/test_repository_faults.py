@@ -121,7 +121,7 @@ FAULTS = [
     ),
     Fault(
         "a NaN on one rank is not told to the others", "step5_orchestrator/agreement.py",
-        "values[1 + index] = not are_finite(stage.parameters())", "values[1 + index] = 0",
+        "                values[1 + index] = 1\n", "                pass\n",
         "tests/test_step5_optimizer.py::test_all_ranks_stop_at_the_same_iteration_and_nothing_has_changed",
     ),
     Fault(
