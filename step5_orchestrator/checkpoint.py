@@ -59,6 +59,7 @@ class Checkpoints:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._background.give_up()
         if self._directory is not None:
             self._directory.close()
 
@@ -172,6 +173,8 @@ class Checkpoints:
         """What `rank` says of its file, once it is on the disk."""
         deadline = time.monotonic() + world.timeout.total_seconds()
         while not self._store.check([f"{key}/{rank}"]):
+            if self._background.is_given_up:
+                raise RunError(f"the run ended before rank {rank} had written its part of {str(part)!r}")
             if time.monotonic() > deadline:
                 raise RunError(f"rank {rank} did not write its part of {str(part)!r} in time (--timeout)")
             time.sleep(0.005)

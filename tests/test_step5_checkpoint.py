@@ -3,6 +3,7 @@
 import os
 import random
 import shutil
+import threading
 import time
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -14,7 +15,7 @@ import torch
 import step5_orchestrator.checkpoint as checkpoint_module
 from step0_monolith.checkpoints import CheckpointDirectory, CheckpointOptions
 from step0_monolith.config import Config
-from step0_monolith.options import UsageError
+from step0_monolith.options import RunError, UsageError
 from step0_monolith.result import weights_sha256
 from step0_monolith.state import collect
 from step0_monolith.train import Training, train
@@ -394,6 +395,26 @@ def test_nothing_is_visible_before_all_ranks_have_written(pool, tmp_path):
     newest = CheckpointDirectory(stretch.folder).newest()
     assert newest.iteration == SAVED
     assert [len(newest.payload(f"rank-{rank}.safetensors").tensors) > 1 for rank in range(3)] == [True] * 3
+
+
+def ends_while_saving(world, stretch: Stretch) -> list[str]:
+    """Rank 1's disk is slow, and the run fails before it has written. Returns the threads that are left on this rank."""
+
+    def fail(world, trainer):
+        if trainer.iteration == SAVED:
+            raise RunError("planted")
+
+    over = threading.Event()
+    with Later(SAVED, lambda: world.rank == 0 or over.is_set()), pytest.raises(RunError, match="planted"):
+        threading.Timer(0.5, over.set).start()
+        run_stretch(world, stretch, each=fail)
+    return [thread.name for thread in threading.enumerate() if thread.name == "checkpoint"]
+
+
+def test_no_thread_is_left_when_a_run_fails_while_it_saves(pool, tmp_path):
+    """A thread that asks the store while Python ends takes the process down: "terminate called", status 134."""
+    assert pool.run(2, ends_while_saving, Stretch(longer(data="random"), tmp_path / "c")) == [[], []]
+    assert CheckpointDirectory(tmp_path / "c").iterations() == []
 
 
 # What is refused
