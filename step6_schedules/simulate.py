@@ -83,23 +83,30 @@ class Simulation:
         bytes_of_stage: what one microbatch's activations of each stage take. An activation counts from the start of its
         F to the end of its B, or of its W where the backward is split.
         """
-        curves = []
-        for row in self.table.rows:
-            changes: dict[float, float] = {}
-            for action in row:
-                size = 1 if bytes_of_stage is None else bytes_of_stage[action.stage]
-                start, end = self.times[action]
-                if action.op == "F":
-                    changes[start] = changes.get(start, 0) + size
-                elif ends_flight(action):
-                    changes[end] = changes.get(end, 0) - size
-            held, curve = 0.0, []
-            for moment in sorted(changes):
-                held += changes[moment]
-                curve.append((moment, held))
-            curves.append(curve)
-        return curves
+        return held_over_time(self.table, self.times, bytes_of_stage)
 
     def peak_bytes(self, bytes_of_stage: Sequence[float]) -> list[float]:
         """For each rank the most bytes of activations that it holds at once."""
         return [max(held for _, held in curve) for curve in self.memory(bytes_of_stage)]
+
+
+def held_over_time(
+    table: Table, times: Timing, bytes_of_stage: Sequence[float] | None = None
+) -> list[list[tuple[float, float]]]:
+    """For each rank (time, what it holds from then on), as `Simulation.memory`, of times from anywhere."""
+    curves = []
+    for row in table.rows:
+        changes: dict[float, float] = {}
+        for action in row:
+            size = 1 if bytes_of_stage is None else bytes_of_stage[action.stage]
+            start, end = times[action]
+            if action.op == "F":
+                changes[start] = changes.get(start, 0) + size
+            elif ends_flight(action):
+                changes[end] = changes.get(end, 0) - size
+        held, curve = 0.0, []
+        for moment in sorted(changes):
+            held += changes[moment]
+            curve.append((moment, held))
+        curves.append(curve)
+    return curves
