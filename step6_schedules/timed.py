@@ -18,8 +18,8 @@ from step6_schedules.simulate import Simulation, held_over_time
 class Timed:
     """What ran when. Times are in `unit`, and the first action starts at 0.
 
-    caps: for each rank the most chunk activations that it was allowed to hold, None where nobody set a limit. cost: what
-    the prediction was made with; None: the times were measured. note: how they were measured, for a title.
+    caps: for each rank the most chunk activations that it was allowed to hold, None where nobody set a limit. cost:
+    what the prediction was made with; None: the times were measured. note: how they were measured, for a title.
     """
 
     table: Table

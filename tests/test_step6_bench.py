@@ -223,7 +223,7 @@ time.sleep(600)
 }
 PLAYER = """
 import step6_schedules.bench as bench
-import step6_schedules.measure.launch as launch
+import step2_comms.spawn as launch
 from step0_monolith.options import run_program
 one = bench.Measurement
 launch.ENDING_SECONDS = 1.0

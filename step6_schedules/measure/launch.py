@@ -2,28 +2,20 @@
 
 import contextlib
 import json
-import os
 import re
 import shlex
 import signal
-import subprocess
 import sys
 import tempfile
-import threading
 import time
-import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TextIO
-
-import psutil
 
 from step2_comms.launch import torchrun_command
+from step2_comms.spawn import run_to_its_end
 from step6_schedules.measure.figures import Figure
 
-MARK = "PIPELINE_COURSE_BENCH"
-ENDING_SECONDS = 3.0  # from SIGTERM to SIGKILL; a rank needs one to leave
 THREADS = 1  # a rank
 # The first is what a launcher of ranks says of them; a traceback under torchrun has the second in front of its lines.
 OF_THE_LAUNCHER = "ChildFailedError"
@@ -107,55 +99,13 @@ def ending_on_signals() -> Iterator[None]:
 
 def _to_its_end(command: Sequence[str]) -> tuple[int, list[str]]:
     """The exit status, and the lines of standard error, which are shown as they come."""
-    mark = uuid.uuid4().hex
-    environment = {"RES_OPTIONS": "timeout:1 attempts:1", **os.environ, "OMP_NUM_THREADS": str(THREADS), MARK: mark}
     lines: list[str] = []
-    try:
-        # A session of its own, so that Ctrl-C reaches this process alone, which then ends all others.
-        process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace",
-            start_new_session=True,
-        )  # fmt: skip
-        reader = threading.Thread(target=_show, args=(process.stderr, lines), daemon=True)
-        reader.start()
-        status = process.wait()
-    finally:
-        _end_all(mark)
-    reader.join(timeout=ENDING_SECONDS)
+
+    def show(line: str) -> None:
+        lines.append(line)
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
+
+    # A session of its own, so that Ctrl-C reaches this process alone, which then ends all others.
+    status = run_to_its_end(command, show, {"OMP_NUM_THREADS": str(THREADS)}, both=False, own_session=True)
     return status, lines
-
-
-def _show(stream: TextIO, lines: list[str]) -> None:
-    with stream:
-        for line in stream:
-            lines.append(line.rstrip("\n"))
-            sys.stderr.write(line)
-            sys.stderr.flush()
-
-
-def _processes_of(mark: str) -> list[psutil.Process]:
-    """All that carry the mark in their environment. Ranks have sessions of their own, and outlive their launcher for a
-    moment, so that neither a process group nor a list of children would have them all.
-    """
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark:
-                found.append(process)
-    return found
-
-
-def _end_all(mark: str) -> None:
-    """Ends all that carry the mark; another Ctrl-C meanwhile does not stop that."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
-    try:
-        for ask in (psutil.Process.terminate, psutil.Process.kill):
-            left = _processes_of(mark)
-            for process in left:
-                with contextlib.suppress(psutil.Error):
-                    ask(process)
-            psutil.wait_procs(left, timeout=ENDING_SECONDS)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -1,0 +1,119 @@
+"""What every notebook uses: the first cell's look around, programs with ranks, guesses, and pictures."""
+
+import importlib.util
+import io
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+NEEDED = {"torch": "torch", "matplotlib": "matplotlib", "sklearn": "scikit-learn", "safetensors": "safetensors",
+          "psutil": "psutil", "tqdm": "tqdm"}  # fmt: skip
+# What torchrun says itself: lines with a date, and a summary with processes and times, under a line of equal signs.
+OF_THE_LAUNCHER = re.compile(r"[WEIF]\d{4} \d\d:\d\d:\d\d|\[W\d|={20,}|-{20,}")
+SUMMARY = re.compile(r"Traceback \(most recent call last\):|torch\.distributed\.elastic.*ChildFailedError")
+
+
+class ProgramFailed(RuntimeError):
+    """A program that a cell has started ended with an error, or with none where one was expected."""
+
+    def _render_traceback_(self) -> list[str]:
+        # IPython's hook: the cell's reader needs the reason, not the way through this file.
+        return [f"{type(self).__name__}: {self}"]
+
+
+def setup() -> None:
+    """Says what was found on this machine, and how to install what was not.
+
+    Goes to the repository's root, where the programs and their files belong, and gives each process one thread.
+    """
+    os.chdir(ROOT)
+    missing = [package for module, package in NEEDED.items() if importlib.util.find_spec(module) is None]
+    if missing:
+        raise ProgramFailed(f"not installed: {', '.join(missing)}. Run `%pip install -r requirements.txt`, then again")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    import torch
+
+    torch.set_num_threads(1)
+    gpus = torch.cuda.device_count()
+    devices = "no GPU: ranks talk over gloo" if gpus == 0 else f"GPUs: {gpus}; as many ranks talk over NCCL"
+    print(f"torch {torch.__version__.split('+')[0]}, {os.cpu_count()} CPU cores, {devices}")
+
+
+def torchrun(num_ranks: int, module: str, *arguments: object, fails: bool = False, launcher: bool = False) -> None:
+    """Runs a module on so many ranks and shows what they print as it comes.
+
+    fails: the program is meant to fail; its error is shown, and it is ProgramFailed when there was none. launcher: show
+    torchrun's own lines too. Raises ProgramFailed otherwise, with the program's own reason. An interrupt of the cell
+    ends all ranks.
+    """
+    start = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}", "-m", module]
+    _run(f"torchrun --standalone --nproc-per-node {num_ranks} -m {module}", start, arguments, fails, launcher)
+
+
+def python(module: str, *arguments: object, fails: bool = False) -> None:
+    """Runs a module in one process of its own and shows what it prints, as `torchrun` does for several."""
+    _run(f"python -m {module}", ["-m", module], arguments, fails, launcher=True)
+
+
+def guess(what: str, mine: float | None, found: float, within: float = 0.01) -> None:
+    """Holds a guess against the number that was found: within a share of it (1 % by default), it is right."""
+    said = f"you said {mine:g}" if mine is not None else "no guess yet: write a number into the cell above"
+    right = mine is not None and abs(mine - found) <= within * max(abs(found), 1e-12)
+    print(f"{what}: {found:.4g} ({said}{'' if mine is None else ', right' if right else ', not quite'})")
+
+
+def show(figure) -> None:
+    """Shows a matplotlib figure below the cell, the same bytes each time."""
+    from IPython.display import Image, display
+
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=100, metadata={"Software": None})
+    display(Image(buffer.getvalue()))
+
+
+def show_file(path: str | Path) -> None:
+    """Shows a picture that a program has written."""
+    from IPython.display import Image, display
+
+    display(Image(filename=str(path)))
+
+
+def _run(shown: str, start: Sequence[str], arguments: Sequence[object], fails: bool, launcher: bool) -> None:
+    from step2_comms.spawn import run_to_its_end
+
+    words = list(map(str, arguments))
+    print("$", " ".join([shown, *words]), flush=True)
+    errors: list[str] = []
+    filtered = _Lines(launcher)
+
+    def on_line(line: str) -> None:
+        if line.startswith("error: "):
+            errors.append(line.removeprefix("error: "))
+        if filtered.is_wanted(line):
+            print(line.replace(f"{ROOT}/", ""), flush=True)
+
+    status = run_to_its_end([sys.executable, *start, *words], on_line, {"OMP_NUM_THREADS": "1"})
+    if status and not fails:
+        raise ProgramFailed(f"exit status {status}: {errors[0] if errors else 'see what it printed above'}")
+    if fails and not status:
+        raise ProgramFailed("it was meant to fail, and did not")
+
+
+class _Lines:
+    """Which lines to show: all but torchrun's own, whose last part starts with a traceback of its own."""
+
+    def __init__(self, launcher: bool) -> None:
+        self._launcher, self._held, self._is_summary = launcher, [], False
+
+    def is_wanted(self, line: str) -> bool:
+        """Whether to show the line."""
+        if self._launcher:
+            return True
+        if self._is_summary or OF_THE_LAUNCHER.match(line):
+            return False
+        # Ranks put their number before each line of a traceback; one without is the launcher's, and its last words.
+        self._is_summary = bool(SUMMARY.match(line))
+        return not self._is_summary
