@@ -20,6 +20,7 @@ from step5_orchestrator.actions import Action, Value, makes, needs
 from step5_orchestrator.costs import Cost
 from step5_orchestrator.emulate import sleep_out
 from step5_orchestrator.lowering import Instruction, Receive, Send, post_ahead
+from step5_orchestrator.recording import Recording
 from step5_orchestrator.table import Table
 
 KEPT_ITERATIONS = 25
@@ -93,6 +94,13 @@ class Executor:
         self.peak_in_flight = 0
         self.events: list[Event] = []
         self.kept_events: deque[list[Event]] = deque(maxlen=KEPT_ITERATIONS)
+        self.recording: Recording | None = None
+        self.bytes_of: Callable[[Value], int] = lambda value: 0  # payload of a message; known once ranks have agreed
+
+    def record(self) -> None:
+        """From here on the messages' times are kept too, for as many iterations as the events."""
+        self.recording, self._calls = Recording(KEPT_ITERATIONS), None
+        self.kept_events.clear()
 
     @property
     def row(self) -> list[Instruction]:
@@ -105,7 +113,8 @@ class Executor:
 
     def agree(self, boundaries: Mapping[int, Sequence[Specs]]) -> None:
         """Tells each channel the messages of this pass, in the order of the row; called on every rank."""
-        self.row = post_ahead(self._lowered, partial(_num_bytes, boundaries), self._room)
+        self.bytes_of = partial(_num_bytes, boundaries)
+        self.row = post_ahead(self._lowered, self.bytes_of, self._room)
         scripts: dict[Edge, list[Message]] = {}
         rank = self._world.rank
         for instruction in self.row:
@@ -145,21 +154,33 @@ class Executor:
         self.events = []
         self._messages.begin(self._name)
         if self._calls is None:
-            self._calls = [self._prepared(instruction) for instruction in self._row]
+            self._calls = self._prepared_row()
+        if self.recording is not None:
+            self.recording.begin()
         for call in self._calls:
             call()
         self.kept_events.append(self.events)
+        if self.recording is not None:
+            self.recording.finish()
         outputs = [self._values[value] for value in self._ends if value in self._values]
         self._values.clear()
         return outputs
 
-    def _prepared(self, instruction: Instruction) -> Callable[[], None]:
+    def _prepared_row(self) -> list[Callable[[], None]]:
+        received = {i.value: i.peer for i in self._row if isinstance(i, Receive)}
+        sends = {i.value for i in self._row if isinstance(i, Send)}
+        return [self._prepared(instruction, received, sends) for instruction in self._row]
+
+    def _prepared(
+        self, instruction: Instruction, received: Mapping[Value, int], sends: set[Value]
+    ) -> Callable[[], None]:
         """An instruction as a call without arguments, with all that is the same in every batch looked up once."""
         messages = self._messages
         if isinstance(instruction, Send):
             value, peer = instruction
             send = messages.send_forward if value.kind == "activation" else messages.send_backward
-            return partial(self._send, value, partial(send, str(value), wait=False, peer=peer))
+            call = partial(self._send, value, partial(send, str(value), wait=False, peer=peer))
+            return call if self.recording is None else partial(self.recording.send, value, peer, call)
         if isinstance(instruction, Receive):
             value, peer = instruction
             receive = messages.recv_forward if value.kind == "activation" else messages.recv_backward
@@ -168,8 +189,10 @@ class Executor:
         operand = next((value for value in needs(instruction) if value.kind not in HELD_BY_STAGE), None)
         act = partial(self._act, instruction, str(instruction), run, operand, makes(instruction))
         sent = Value("activation", instruction.stage + 1, instruction.microbatch)
-        if instruction.op in ("B", "I") and any(isinstance(i, Send) and i.value == sent for i in self._row):
-            return partial(self._after_answer, act, sent)
+        if instruction.op in ("B", "I") and sent in sends:
+            act = partial(self._after_answer, act, sent)
+        if self.recording is not None and operand in received:
+            return partial(self.recording.take, operand, received[operand], self._values, act)
         return act
 
     def _send(self, value: Value, send: Callable[..., Handle]) -> None:

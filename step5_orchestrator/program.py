@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
 from step0_monolith.checkpoints import CheckpointOptions
 from step0_monolith.config import Config
 from step0_monolith.files import check_writable
-from step0_monolith.options import Options, parse
+from step0_monolith.options import Options, UsageError, flag_of, parse
 from step0_monolith.result import Result
 from step0_monolith.train import ResultOptions
 from step1_partition.partition import PartitionOptions, evenly, partition
@@ -15,7 +17,7 @@ from step2_comms.device import WorldOptions
 from step2_comms.launch import Launch, read_launch, torchrun_command
 from step2_comms.world import World, open_world
 from step5_orchestrator.checkpoint import Checkpoints
-from step5_orchestrator.choose import Choice, show_refused
+from step5_orchestrator.choose import Choice, caps_of, show_refused
 from step5_orchestrator.costs import UNIT_COST, Cost
 from step5_orchestrator.emulate import EmulateOptions
 from step5_orchestrator.prediction import peak_in_flight
@@ -23,6 +25,13 @@ from step5_orchestrator.replicas import ReplicaOptions
 from step5_orchestrator.table import Table, TableError
 from step5_orchestrator.trainer import Trainer
 from step5_orchestrator.words import counted, named
+
+
+class View(Protocol):
+    """What looks at a run."""
+
+    def write(self) -> list[str]:
+        """Writes what was asked for; called on every rank after the training. Returns what rank 0 should say of it."""
 
 
 @dataclass(frozen=True)
@@ -90,19 +99,27 @@ def choose_table(
 
 
 def check_outputs(launch: Launch, *outputs: Options) -> None:
-    """Raises UsageError for an output file that could not be written, on all ranks of rank 0's host."""
-    if launch.rank == launch.local_rank:
-        for options in outputs:
-            for name, path in vars(options).items():
-                check_writable(f"--{name}", path)
+    """Raises UsageError for output files that could not be written, or are one, on all ranks of rank 0's host."""
+    if launch.rank != launch.local_rank:
+        return
+    given = {flag_of(n): p for options in outputs for n, p in vars(options).items() if isinstance(p, Path)}
+    for flag, path in given.items():
+        check_writable(flag, path)
+        twin = next((other for other in given if other != flag and given[other].resolve() == path.resolve()), None)
+        if twin is not None:
+            raise UsageError(f"{flag} and {twin} name one file, {str(path)!r}; give each a file of its own")
 
 
 def train_program(
     job: Job,
     extra: type[Options] | None = None,
-    after: Callable[[Options, Trainer], None] | None = None,
+    view: Callable[[Options, Trainer, list[int] | None], "View"] | None = None,
 ) -> None:
-    """Reads the command line, trains, and reports on rank 0. extra, after: options of a step's own, and their work."""
+    """Reads the command line, trains, and reports on rank 0.
+
+    extra, view: options of a step's own, and what looks at the run that they describe: it is made on every rank before
+    the training, from the options, the trainer and the ranks' caps.
+    """
     classes = [Config, job.schedule_class, PartitionOptions, WorldOptions, EmulateOptions, ResultOptions]
     classes += [ReplicaOptions, CheckpointOptions]
     parsed = parse(
@@ -119,6 +136,8 @@ def train_program(
         more = {"emulate": emulation.emulate, "cost": cost, "data_parallel": replication.data_parallel}
         trainer = job.trainer(config, world, table, parts, **more)
         checkpoints.start(trainer)
+        caps = caps_of(schedule.memory_cap, num_ranks)
+        views = [view(options, trainer, caps) for options in extras] if view is not None else []
         trainer.train(show=True, checkpoints=checkpoints)
         result = trainer.result()
         if result is not None:
@@ -127,6 +146,8 @@ def train_program(
                 print(trainer.left_out(), flush=True)
             if output.result:
                 result.write(output.result)
-        if after is not None:
-            after(*extras, trainer)
+        for each in views:
+            said = each.write()
+            if world.rank == 0:
+                print(*said, sep="\n", end="\n" if said else "", flush=True)
         trainer.close()

@@ -2,6 +2,7 @@
 
 import statistics
 import time
+from collections import deque
 from collections.abc import Sequence
 from functools import partial
 
@@ -13,10 +14,11 @@ from step0_monolith.resume import History
 from step0_monolith.update import learning_rate, left_out, make_optimizer
 from step1_partition.stage import Stage
 from step2_comms.world import World
+from step3_pingpong.clocks import Clock, Reading, compare_clocks
 from step4_sharded.shard import shard
 from step5_orchestrator.checkpoint import Checkpoints
 from step5_orchestrator.costs import UNIT_COST, Cost
-from step5_orchestrator.executor import Event
+from step5_orchestrator.executor import KEPT_ITERATIONS, Event
 from step5_orchestrator.gather import gather_parameters
 from step5_orchestrator.optimizer import PipelineParallelOptimizer
 from step5_orchestrator.pipeline import Pipeline
@@ -78,6 +80,9 @@ class Trainer:
         # For each iteration: first start, last end, and seconds inside actions, on this rank.
         self._spans: list[tuple[float, float, float]] = []
         self._bytes_an_iteration = 0
+        # Number, start and end of the last iterations, as long as the executor keeps their events.
+        self.kept_iterations: deque[tuple[int, float, float]] = deque(maxlen=KEPT_ITERATIONS)
+        self._clocks_before: Reading | None = None
 
     @property
     def iteration(self) -> int:
@@ -105,8 +110,10 @@ class Trainer:
         events = self.pipeline.executor.events
         busy = sum(event.end - event.start for event in events)
         self._spans.append((events[0].start, events[-1].end, busy))
+        end = time.perf_counter()
         self.losses.append(loss)
-        self.iteration_seconds.append(time.perf_counter() - start)
+        self.iteration_seconds.append(end - start)
+        self.kept_iterations.append((self.iteration, start, end))
         return loss
 
     def train(self, *, show: bool = False, checkpoints: Checkpoints | None = None) -> None:
@@ -115,6 +122,7 @@ class Trainer:
         Starts by making sure that all ranks train alike (see `synchronize_optimizer_state`), unless it goes on between
         two updates.
         """
+        self._clocks_before = compare_clocks(self.world)
         if self.iteration % self.config.accumulate == 0:
             self.optimizer.synchronize_optimizer_state()
         with Progress(self.config.num_iterations, show and self.world.rank == 0, self.iteration) as progress:
@@ -146,13 +154,19 @@ class Trainer:
         """The unit of `predicted_cost`."""
         return "ms" if self._emulate else "slots"
 
+    def clock(self) -> Clock:
+        """This rank's clock against rank 0's, compared when training began and now; called on every rank."""
+        now = compare_clocks(self.world)
+        return Clock(self._clocks_before or now, now)
+
     def result(self) -> Result | None:
         """The run's result on rank 0, None elsewhere."""
         test = self.evaluate()
         parameters = gather_parameters(self.pipeline.world, self.pipeline.stages, self.table.rank_of_stage)
         peaks = self.world.gather(self.pipeline.executor.peak_in_flight)
         sent = self.world.gather(self._bytes_an_iteration)
-        spans = self.world.gather(self._spans)
+        aligned = self.clock().aligned
+        spans = self.world.gather([(aligned(start), aligned(end), busy) for start, end, busy in self._spans])
         if self.world.rank != 0:
             return None
         return Result(
@@ -173,7 +187,12 @@ class Trainer:
         """On rank 0 the events of each rank of its pipeline in one typical iteration of the last few: the one of median
         length. None elsewhere, and when no iteration was run.
         """
-        kept = self.pipeline.world.gather(list(self.pipeline.executor.kept_events))
+        aligned = self.clock().aligned
+        own = [
+            [Event(action, aligned(start), aligned(end)) for action, start, end in events]
+            for events in self.pipeline.executor.kept_events
+        ]
+        kept = self.pipeline.world.gather(own)
         if self.world.rank != 0 or not kept[0]:
             return None
         iterations = list(zip(*kept, strict=True))
@@ -189,8 +208,8 @@ class Trainer:
 def measured_bubble(spans: Sequence[Sequence[tuple[float, float, float]]]) -> float | None:
     """1 - time inside actions / (ranks x wall time of the actions), the median over iterations.
 
-    spans: for each rank and iteration the first start, the last end (of clocks that agree, as on one host), and the
-    seconds inside actions. The first iterations, which warm up, are left out where there are others. Waiting for a
+    spans: for each rank and iteration the first start, the last end (of clocks that agree), and the seconds inside
+    actions. The first iterations, which warm up, are left out where there are others. Waiting for a
     message and sending count as bubble; the optimizer's step lies outside. None without any iteration.
     """
     iterations = list(zip(*spans, strict=True))

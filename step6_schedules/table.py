@@ -120,7 +120,8 @@ def show(options: PaperOptions) -> None:
     table = choice.make()
     check_picture(table, options.png)
     simulation = Simulation(table, cost)
-    shortest = lower_bound(table, cost, caps_of(options.memory_cap, table.num_ranks))
+    caps = caps_of(options.memory_cap, table.num_ranks)
+    shortest = lower_bound(table, cost, caps)
     if choice.bound is not None:
         shortest = max(shortest, choice.bound())
     print(draw_text(simulation))
@@ -133,7 +134,7 @@ def show(options: PaperOptions) -> None:
     if options.json:
         write_whole(options.json, lambda temporary: temporary.write_text(as_json(simulation, shortest)))
     if options.png:
-        draw_table(options.png, table, cost)
+        draw_table(options.png, table, cost, caps)
 
 
 def choice_for(options: PaperOptions, cost: Cost) -> Choice:

@@ -19,7 +19,8 @@ class Timed:
     """What ran when. Times are in `unit`, and the first action starts at 0.
 
     caps: for each rank the most chunk activations that it was allowed to hold, None where nobody set a limit. cost:
-    what the prediction was made with; None: the times were measured. note: how they were measured, for a title.
+    what the prediction was made with; None: the times were measured. note: for a title, how they were measured, or
+    where the costs are from.
     """
 
     table: Table
@@ -96,9 +97,11 @@ class Timed:
 
 
 @paused_collector()
-def predicted(table: Table, cost: Cost, unit: str = "slots", caps: Sequence[int] | None = None) -> Timed:
+def predicted(
+    table: Table, cost: Cost, unit: str = "slots", caps: Sequence[int] | None = None, note: str = ""
+) -> Timed:
     """The table's own timing, where each action starts as soon as it can; costs are in `unit`."""
-    return Timed(table, Simulation(table, cost).times, unit, cost, None if caps is None else tuple(caps))
+    return Timed(table, Simulation(table, cost).times, unit, cost, None if caps is None else tuple(caps), note)
 
 
 @paused_collector()

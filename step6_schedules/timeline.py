@@ -1,75 +1,75 @@
-"""The timeline picture: what the table predicts above what the run measured."""
+"""The timeline as a figure: what the table predicts above what the run measured, on one axis."""
 
+import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from step0_monolith.files import write_whole
-from step0_monolith.options import Options, option, optional, output_file
-from step5_orchestrator.costs import Cost
+from step5_orchestrator.costs import Cost, costs
 from step5_orchestrator.executor import Event
-from step5_orchestrator.prediction import bubble, peak_in_flight, timing
 from step5_orchestrator.table import Table
 from step6_schedules.lanes import add_legend, draw_lanes
+from step6_schedules.timed import Timed, predicted
+
+WIDTH, DPI = 11.0, 130  # inches, dots an inch
+AROUND = 1.05  # inches for title, axis and legend
 
 
-@dataclass(frozen=True)
-class TimelineOptions(Options):
-    """Where the picture goes."""
+def cost_of_run(table: Table, events: Sequence[Sequence[Event]]) -> Cost:
+    """What an action of each op took in the run, the median in milliseconds; messages cost nothing."""
+    found: dict[str, list[float]] = {}
+    for row in events:
+        for action, start, end in row:
+            found.setdefault(action.op, []).append((end - start) * 1e3)
+    medians = {op: max(statistics.median(values), 1e-6) for op, values in found.items()}
+    return costs(**medians) if set(table.ops) == set(medians) else costs(1.0, 2.0)
 
-    timeline: Path | None = option(
-        None, optional(output_file(".png", ".svg")), "file for a picture of one iteration, predicted above measured"
+
+def table_figure(timed: Timed, critical_path: bool = False):
+    """A matplotlib Figure of one timeline; needs no display."""
+    figure = _figure(timed.table.num_ranks, 1)
+    draw_lanes(figure.subplots(), timed, title_of(timed), timed.makespan, critical_path)
+    add_legend(figure, timed, critical_path)
+    return figure
+
+
+def run_figure(planned: Timed, ran: Timed, critical_path: bool = False):
+    """A matplotlib Figure of a prediction above what was measured; in one unit both have one axis."""
+    figure = _figure(ran.table.num_ranks, 2)
+    upper, lower = figure.subplots(2, 1)
+    shown = [planned.makespan, ran.makespan]
+    if planned.unit == ran.unit:
+        shown = [max(shown)] * 2  # so that what took longer shows
+    for axes, timed, end in zip((upper, lower), (planned, ran), shown, strict=True):
+        draw_lanes(axes, timed, title_of(timed), end, critical_path)
+    add_legend(figure, ran, critical_path)
+    return figure
+
+
+def save(figure, path: Path) -> None:
+    """Writes a figure whole or not at all. Raises RunError when the disk refuses."""
+    write_whole(path, lambda temporary: figure.savefig(temporary, dpi=DPI))
+
+
+def draw_table(path: Path, table: Table, cost: Cost, caps: Sequence[int] | None = None, path_too: bool = False) -> None:
+    """Writes the picture of a table's own timing."""
+    save(table_figure(predicted(table, cost, "unit of the costs", caps), path_too), path)
+
+
+def title_of(timed: Timed) -> str:
+    """What kind of timeline it is, and its numbers in words."""
+    name = timed.table.name
+    how = "measured" if timed.cost is None else f"predicted with {timed.cost.text(timed.table.ops)}"
+    what = f" {timed.note}" if timed.note else ""
+    unit = f" {timed.unit}" if timed.unit in ("ms", "slots") else ""
+    most = max(timed.peak_in_flight)
+    return (
+        f"{name}, {how}{what}: makespan {timed.makespan:.4g}{unit}, bubble {timed.bubble:.3f}, at most {most} in flight"
     )
 
 
-def predicted_events(table: Table, cost: Cost) -> list[list[Event]]:
-    """The table's own timing as one list of events a rank, in the unit of the costs."""
-    times = timing(table, cost)
-    return [[Event(action, *times[action]) for action in row] for row in table.rows]
+def _figure(num_ranks: int, panels: int):
+    from matplotlib.figure import Figure  # imported late: only one rank draws, and the import takes a second
 
-
-def draw_timeline(
-    path: Path, table: Table, cost: Cost, measured: Sequence[Sequence[Event]], unit: str, note: str = ""
-) -> None:
-    """Writes the picture; needs no display.
-
-    cost: in `unit`, for the predicted half. measured: one iteration's events, a list a rank, in seconds.
-    note: words for the title of the measured half, such as how it was measured.
-    """
-    from matplotlib.figure import Figure  # imported late: only rank 0 draws, and the import takes a second
-
-    start = min(events[0].start for events in measured)
-    in_ms = [[Event(e.action, (e.start - start) * 1e3, (e.end - start) * 1e3) for e in row] for row in measured]
-    predicted = predicted_events(table, cost)
-    height = 1.6 + 2 * (0.32 * table.num_ranks + 0.55)
-    figure = Figure(figsize=(11, height), layout="constrained")
-    upper, lower = figure.subplots(2, 1)
-    title = f"predicted: {_predicted_title(table, cost)}"
-    wall, planned = (max(row[-1].end for row in rows) for rows in (in_ms, predicted))
-    # In one unit both halves have one axis, so that what took longer shows.
-    shown = [max(wall, planned)] * 2 if unit == "ms" else [planned, wall]
-    draw_lanes(upper, table, predicted, title, f"time ({unit})", shown[0])
-    add_legend(figure, table)
-    busy = sum(event.end - event.start for row in in_ms for event in row)
-    share = 1 - busy / (len(in_ms) * wall)
-    found = f"measured: bubble {share:.3f}{' ' + note if note else ''}"
-    draw_lanes(lower, table, in_ms, found, "time (ms)", shown[1])
-    write_whole(path, lambda temporary: figure.savefig(temporary, dpi=130))
-
-
-def draw_table(path: Path, table: Table, cost: Cost, unit: str = "unit of the costs") -> None:
-    """Writes the picture of a table's own timing."""
-    from matplotlib.figure import Figure
-
-    events = predicted_events(table, cost)
-    figure = Figure(figsize=(11, 1.5 + 0.32 * table.num_ranks), layout="constrained")
-    end = max(row[-1].end for row in events)
-    draw_lanes(figure.subplots(), table, events, _predicted_title(table, cost), f"time ({unit})", end)
-    add_legend(figure, table)
-    write_whole(path, lambda temporary: figure.savefig(temporary, dpi=130))
-
-
-def _predicted_title(table: Table, cost: Cost) -> str:
-    found = peak_in_flight(table)
-    peaks = " ".join(map(str, found)) if len(found) <= 16 else f"at most {max(found)}"
-    return f"{table.name}, bubble {bubble(table, cost):.3f}, peak in flight {peaks}"
+    lane = 0.52 if num_ranks <= 8 else 0.40
+    return Figure(figsize=(WIDTH, 0.7 + panels * (lane * num_ranks + AROUND)), layout="constrained")

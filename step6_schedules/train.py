@@ -5,7 +5,6 @@ the final weights bit for bit.
 """
 
 import dataclasses
-from pathlib import Path
 
 from step0_monolith.checkpoints import CheckpointOptions
 from step0_monolith.config import Config
@@ -17,12 +16,13 @@ from step2_comms.device import WorldOptions
 from step2_comms.launch import read_launch, torchrun_command
 from step2_comms.world import World, open_world
 from step5_orchestrator.checkpoint import Checkpoints
+from step5_orchestrator.choose import caps_of
 from step5_orchestrator.costs import costs
 from step5_orchestrator.program import Job, check_outputs, choose_table, report
 from step5_orchestrator.table import Table
 from step6_schedules.choose import ScheduleOptions
 from step6_schedules.job import job_of
-from step6_schedules.timeline import TimelineOptions, draw_timeline
+from step6_schedules.views import ViewOptions, Views
 
 STRETCH_ITERATIONS = 12
 STRETCH_COST = costs(F=5.0, B=10.0)
@@ -41,15 +41,15 @@ def stretch_config(config: Config) -> Config:
 
 
 def measure_stretch(
-    job: Job, config: Config, world: World, table: Table, parts: PartitionOptions, picture: Path | None
+    job: Job, config: Config, world: World, table: Table, parts: PartitionOptions, views: ViewOptions, caps: list | None
 ) -> Result | None:
     """A few iterations of a run of its own, whose actions take F=5 and B=10 ms at least; the result on rank 0."""
     trainer = job.trainer(stretch_config(config), world, table, parts, emulate=STRETCH_COST)
+    looking = Views(views, trainer, caps)
     trainer.train()
-    result, measured = trainer.result(), trainer.timeline()
-    if measured is not None and picture is not None:
-        draw_timeline(picture, table, STRETCH_COST, measured, "ms", "on emulated devices")
-        print(f"timeline of one iteration: {picture}")
+    result, said = trainer.result(), looking.write()
+    if world.rank == 0:
+        print(*said, sep="\n", end="\n" if said else "", flush=True)
     trainer.close()
     return result
 
@@ -57,12 +57,12 @@ def measure_stretch(
 def main() -> None:
     """Trains, measures, and compares."""
     program = "step6_schedules.train"
-    takes = [Config, ScheduleOptions, PartitionOptions, WorldOptions, ResultOptions, TimelineOptions, CheckpointOptions]
+    takes = [Config, ScheduleOptions, PartitionOptions, WorldOptions, ResultOptions, ViewOptions, CheckpointOptions]
     parsed = parse(torchrun_command(program), __doc__, dict.fromkeys(takes))
-    config, schedule, parts, world_options, output, picture, saving = parsed
+    config, schedule, parts, world_options, output, views, saving = parsed
     launch, job = read_launch(program), job_of(program, __doc__)
     choice = choose_table(job, schedule, launch, launch.size, config, parts, STRETCH_COST)
-    check_outputs(launch, output, picture)
+    check_outputs(launch, output, views)
     with Checkpoints(saving, config, launch) as checkpoints, open_world(launch, world_options, config.threads) as world:
         table = choice.table(world)
         trainer = job.trainer(config, world, table, parts)
@@ -70,7 +70,8 @@ def main() -> None:
         trainer.train(show=True, checkpoints=checkpoints)
         result = trainer.result()
         trainer.close()
-        stretch = measure_stretch(job, config, world, table, parts, picture.timeline)
+        caps = caps_of(schedule.memory_cap, launch.size)
+        stretch = measure_stretch(job, config, world, table, parts, views, caps)
     if launch.rank == 0:
         result.bubble = stretch.bubble
         if output.result:
