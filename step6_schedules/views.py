@@ -77,6 +77,6 @@ class Views:
             notes, cost = ("", "on emulated devices"), trainer.predicted_cost
         else:
             # The table's slots have no length of their own: without emulation the run itself says what an action takes.
-            notes, cost = ("ms, its medians", ""), cost_of_run(trainer.table, events)
+            notes, cost = ("(ms, this run's medians)", ""), cost_of_run(events)
         planned = predicted(trainer.table, cost, "ms", self._caps, notes[0])
         return planned, measured(trainer.table, events, notes[1], self._caps)

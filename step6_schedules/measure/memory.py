@@ -4,8 +4,7 @@ For each schedule: the most that a rank holds at once for its backward passes, a
 flight times what one microbatch takes. For some: whether iteration 200 holds as much as iteration 20.
 """
 
-import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -27,6 +26,7 @@ from step4_sharded.shard import shard
 from step5_orchestrator.actions import Action, Value, needs
 from step5_orchestrator.lowering import Instruction, Receive
 from step5_orchestrator.trainer import Trainer
+from step6_schedules.ledger import Ledger
 from step6_schedules.measure.figures import Figure
 from step6_schedules.measure.program import MeasureOptions, chosen_from, config_of, save
 from step6_schedules.schedules import SCHEDULES
@@ -48,33 +48,6 @@ class MemoryOptions(Options):
     num_iterations: int = option(
         200, whole(EARLY, 100_000), f"iterations of {' and '.join(LONG)}, the last compared with number {EARLY}"
     )
-
-
-class Ledger:
-    """Bytes of the tensors that were noted and still take memory, whoever holds them: held now, and at the most, peak.
-
-    Storages are counted, each once, until they are given back; those of the tensors that were there before are not.
-    """
-
-    def __init__(self, before: Iterable[Tensor] = ()) -> None:
-        self.held = self.peak = 0
-        self._before = [tensor.untyped_storage() for tensor in before]  # held, so that no other gets the address
-        self._known = {storage.data_ptr() for storage in self._before}
-
-    def note(self, tensor: Tensor) -> None:
-        """Counts a tensor, if it was not counted before."""
-        storage = tensor.untyped_storage()
-        address, num_bytes = storage.data_ptr(), storage.nbytes()
-        if address in self._known:
-            return
-        self._known.add(address)
-        self.held += num_bytes
-        self.peak = max(self.peak, self.held)
-        weakref.finalize(storage, self._forget, address, num_bytes).atexit = False
-
-    def _forget(self, address: int, num_bytes: int) -> None:
-        self._known.discard(address)
-        self.held -= num_bytes
 
 
 class Held:
