@@ -398,15 +398,15 @@ def test_nothing_is_visible_before_all_ranks_have_written(pool, tmp_path):
 
 
 def ends_while_saving(world, stretch: Stretch) -> list[str]:
-    """Rank 1's disk is slow, and the run fails before it has written. Returns the threads that are left on this rank."""
+    """Rank 1's disk is slow, and the run fails before it has written. Returns the threads that are left here."""
 
     def fail(world, trainer):
         if trainer.iteration == SAVED:
             raise RunError("planted")
 
     over = threading.Event()
+    threading.Timer(0.5, over.set).start()
     with Later(SAVED, lambda: world.rank == 0 or over.is_set()), pytest.raises(RunError, match="planted"):
-        threading.Timer(0.5, over.set).start()
         run_stretch(world, stretch, each=fail)
     return [thread.name for thread in threading.enumerate() if thread.name == "checkpoint"]
 
