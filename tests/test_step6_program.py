@@ -1,7 +1,6 @@
 """Step 6 through the commands that a student types: results, pictures, and mistakes found before any message."""
 
 import dataclasses
-import itertools
 import json
 
 import pytest
@@ -16,11 +15,9 @@ import step6_schedules.train as main_job
 from step0_monolith.options import RunError, UsageError
 from step0_monolith.result import read_result
 from step0_monolith.train import result_of, train
-from step5_orchestrator.costs import UNIT_COST, costs
-from step5_orchestrator.executor import Event
+from step5_orchestrator.costs import costs
 from step5_orchestrator.prediction import bubble, peak_in_flight
 from step6_schedules.schedules import SCHEDULES
-from step6_schedules.timeline import draw_timeline, predicted_events
 from tests.monolith import monolith
 from tests.ranks import python, torchrun
 from tests.training import Config
@@ -228,23 +225,3 @@ def test_a_mistake_under_torchrun_shows_one_line_a_rank_and_no_traceback_of_ours
     assert 1 <= ran.stderr.count("error: --schedule 'zb-h9' is unknown") <= 2
     assert "step6_schedules/" not in ran.stderr
     assert "exitcode  : 2" in ran.stderr
-
-
-PICTURES = [("naive", 1, 1), ("1f1b", 2, 2), ("dualpipe-v", 4, 8), ("zb-v", 3, 4), ("1f1b", 16, 64)]
-
-
-@pytest.mark.parametrize(("schedule", "p", "m"), PICTURES)
-def test_the_picture_at_every_size(tmp_path, schedule, p, m):
-    table = SCHEDULES[schedule](p, m)
-    cost = UNIT_COST
-    rows = [[Event(e.action, e.start / 1e3, e.end / 1e3) for e in row] for row in predicted_events(table, cost)]
-    for row in predicted_events(table, costs(5.0, 7.0, 4.0)):
-        assert all(e.end - e.start == {"F": 5.0, "B": 7.0, "I": 4.0, "W": 3.5}[e.action.op] for e in row)
-    for name in ("t.png", "t.svg"):
-        draw_timeline(tmp_path / name, table, cost, rows, "F=1")
-    assert Image.open(tmp_path / "t.png").size[1] > 300
-    text = (tmp_path / "t.svg").read_text()
-    assert text.lstrip().startswith("<?xml")
-    for row in predicted_events(table, cost):
-        for (_, _, end), (_, start, _) in itertools.pairwise(row):
-            assert end <= start
