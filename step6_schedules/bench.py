@@ -117,6 +117,7 @@ MEASUREMENTS = (
     Measurement("handover", f"{MEASURE}.handover", arguments=_once_each_schedule),
     Measurement("emulated", f"{MEASURE}.emulated", ranks=(4, 8), arguments=_once_each_schedule),
     Measurement("memory", f"{MEASURE}.memory"),
+    Measurement("tracing", f"{MEASURE}.tracing", arguments=_each_size),
     Measurement("messages", f"{MEASURE}.messages"),
     Measurement("startup", f"{MEASURE}.startup", ranks=(None,), takes_device=False),
     Measurement("preparation", f"{MEASURE}.preparation", ranks=(None,), takes_device=False),

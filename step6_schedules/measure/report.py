@@ -19,6 +19,7 @@ TITLES = {
     "handover": "Handing over from rank to rank",
     "emulated": "Emulated devices",
     "memory": "Memory of activations",
+    "tracing": "Recording a trace",
     "messages": "Messages",
     "startup": "Start-up",
     "preparation": "Working through tables",
