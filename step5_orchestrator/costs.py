@@ -50,6 +50,11 @@ class Cost:
         """The same cost with uneven stages."""
         return replace(self, stage_factors=None if factors is None else tuple(factors))
 
+    def scaled(self, factor: float) -> "Cost":
+        """The same cost with actions that take `factor` times as long; messages take as long as before."""
+        times = {op: factor * getattr(self, op) for op in OPS}
+        return replace(self, **times)
+
     def text(self, ops: Sequence[str] = OPS) -> str:
         """Such as `F=1, B=2`: the given ops, and comm where it is not 0."""
         parts = [f"{op}={getattr(self, op):g}" for op in ops]

@@ -49,7 +49,7 @@ def _draw_actions(axes, table: Table, rank: int, row: Sequence[Event]) -> None:
             # One collection for all such cells: a bar of its own for each of thousands would take seconds.
             cells = [(a, b - a) for action, a, b in row if action.op == op and action.stage == stage]
             if cells:
-                face = (COLOURS[op], _opacity(chunk, len(stages)))
+                face = (COLOURS[op], opacity(chunk, len(stages)))
                 place = (rank + BAR, BAR_HEIGHT)
                 axes.broken_barh(cells, place, facecolor=face, edgecolor="white", linewidth=line)
 
@@ -106,7 +106,8 @@ def _draw_path(axes, timed: Timed) -> None:
             )  # fmt: skip
 
 
-def _opacity(chunk: int, num_chunks: int) -> float:
+def opacity(chunk: int, num_chunks: int) -> float:
+    """How opaque the bars of one of a rank's chunks are."""
     return 1.0 - (1.0 - PALEST) * chunk / max(1, num_chunks - 1)
 
 

@@ -17,10 +17,12 @@ from step5_orchestrator.table import Table, TableError
 from step5_orchestrator.words import counted, named
 from step6_schedules.choose import NAMES, TableOptions, cost_of, table_of
 from step6_schedules.lower_bound import lower_bound
+from step6_schedules.page import MAX_ACTIONS, other_timelines, write_page
 from step6_schedules.placement import placement_of
 from step6_schedules.render import draw_text
 from step6_schedules.schedules import SCHEDULES
 from step6_schedules.simulate import Simulation
+from step6_schedules.timed import predicted
 from step6_schedules.timeline import draw_table
 
 DEFAULT_RANKS, DEFAULT_MICROBATCHES = 4, 8
@@ -44,6 +46,9 @@ class PaperOptions(TableOptions):
     csv: Path | None = option(None, optional(output_file(".csv")), "file for the table as a spreadsheet")
     json: Path | None = option(None, optional(output_file(".json")), "file for the rows and the numbers")
     png: Path | None = option(None, optional(output_file(".png", ".svg")), "file for a picture of the table")
+    html: Path | None = option(
+        None, optional(output_file(".html")), "file for a page to zoom and step through it, beside other schedules"
+    )
 
 
 def sizes_of(options: PaperOptions) -> tuple[int, int]:
@@ -64,10 +69,14 @@ def sizes_of(options: PaperOptions) -> tuple[int, int]:
     return num_ranks, num_microbatches
 
 
-def check_picture(table: Table, path: Path | None) -> None:
-    """Raises UsageError for a picture with more lanes than anybody could read."""
-    if path is not None and table.num_ranks > MAX_LANES:
-        raise UsageError(f"--png {str(path)!r} has room for {MAX_LANES} ranks, not {table.num_ranks}")
+def check_picture(table: Table, flag: str, path: Path | None, most_actions: int = MAX_CELLS) -> None:
+    """Raises UsageError for a picture with more lanes or actions than anybody could look at."""
+    if path is None:
+        return
+    if table.num_ranks > MAX_LANES:
+        raise UsageError(f"{flag} {str(path)!r} has room for {MAX_LANES} ranks, not {table.num_ranks}")
+    if len(table.order) > most_actions:
+        raise UsageError(f"{flag} {str(path)!r} has room for {most_actions} actions, not {len(table.order)}")
 
 
 def as_json(simulation: Simulation, shortest: float) -> str:
@@ -118,7 +127,8 @@ def show(options: PaperOptions) -> None:
     cost = cost_of(options)
     choice = choice_for(options, cost)
     table = choice.make()
-    check_picture(table, options.png)
+    check_picture(table, "--png", options.png)
+    check_picture(table, "--html", options.html, MAX_ACTIONS)
     simulation = Simulation(table, cost)
     caps = caps_of(options.memory_cap, table.num_ranks)
     shortest = lower_bound(table, cost, caps)
@@ -135,6 +145,9 @@ def show(options: PaperOptions) -> None:
         write_whole(options.json, lambda temporary: temporary.write_text(as_json(simulation, shortest)))
     if options.png:
         draw_table(options.png, table, cost, caps)
+    if options.html:
+        planned = predicted(table, cost, "slots", caps)
+        write_page(options.html, [planned, *other_timelines(planned)])
 
 
 def choice_for(options: PaperOptions, cost: Cost) -> Choice:
@@ -150,7 +163,7 @@ def choice_for(options: PaperOptions, cost: Cost) -> Choice:
 def main() -> None:
     """Reads the command line and shows the table."""
     (options,) = parse("python -m step6_schedules.table", __doc__, {PaperOptions: None})
-    for flag in ("csv", "json", "png"):
+    for flag in ("csv", "json", "png", "html"):
         check_writable(f"--{flag}", getattr(options, flag))
     show(options)
 

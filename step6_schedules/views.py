@@ -8,6 +8,7 @@ from step0_monolith.options import Options, UsageError, option, optional, output
 from step5_orchestrator.executor import Event
 from step5_orchestrator.trainer import Trainer
 from step6_schedules.chrome import write_trace
+from step6_schedules.page import other_timelines, write_page
 from step6_schedules.timed import Timed, measured, predicted
 from step6_schedules.timeline import cost_of_run, run_figure, save
 from step6_schedules.trace import Tracing
@@ -64,8 +65,6 @@ class Views:
     def _write_timeline(self, events: Sequence[Sequence[Event]]) -> None:
         planned, ran = self.timelines(events)
         if self._options.timeline.suffix == ".html":
-            from step6_schedules.page import other_timelines, write_page
-
             write_page(self._options.timeline, [planned, ran, *other_timelines(planned)])
         else:
             save(run_figure(planned, ran, self._options.critical_path), self._options.timeline)
