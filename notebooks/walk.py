@@ -27,9 +27,11 @@ class ProgramFailed(RuntimeError):
 def setup() -> None:
     """Says what was found on this machine, and how to install what was not.
 
-    Goes to the repository's root, where the programs and their files belong, and gives each process one thread.
+    Goes to the repository's root, where programs belong, makes the folder out/ for files, and gives each process one
+    thread.
     """
     os.chdir(ROOT)
+    Path("out").mkdir(exist_ok=True)
     missing = [package for module, package in NEEDED.items() if importlib.util.find_spec(module) is None]
     if missing:
         raise ProgramFailed(f"not installed: {', '.join(missing)}. Run `%pip install -r requirements.txt`, then again")
@@ -62,7 +64,8 @@ def guess(what: str, mine: float | None, found: float, within: float = 0.01) -> 
     """Holds a guess against the number that was found: within a share of it (1 % by default), it is right."""
     said = f"you said {mine:g}" if mine is not None else "no guess yet: write a number into the cell above"
     right = mine is not None and abs(mine - found) <= within * max(abs(found), 1e-12)
-    print(f"{what}: {found:.4g} ({said}{'' if mine is None else ', right' if right else ', not quite'})")
+    shown = f"{found:,}" if isinstance(found, int) else f"{found:.4g}"
+    print(f"{what}: {shown} ({said}{'' if mine is None else ', right' if right else ', not quite'})")
 
 
 def show(figure) -> None:

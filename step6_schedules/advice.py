@@ -76,9 +76,7 @@ def advise(
         sentences.append(f"{_joined([e.name for e in same])} {_has(same)} the same bubble{_price(chosen, same)}.")
     usual = next((each for each in found if each.name == "1f1b"), None)
     if usual not in (None, chosen, *same):
-        sentences.append(
-            f"1f1b has {usual.bubble:.3f} and holds {usual.memory:g}; {chosen.name} holds {chosen.memory:g}."
-        )
+        sentences.append(_against(usual, chosen))
     best = smallest_bubble(found)
     if best.bubble < chosen.bubble - EPSILON:
         sentences.append(f"With room for {best.memory:g}, {best.name} brings it to {best.bubble:.3f}.")

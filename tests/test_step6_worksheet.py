@@ -99,7 +99,7 @@ def test_who_waits_for_a_wrong_cell_is_not_blamed():
 
 @pytest.mark.parametrize("seed", range(6))
 def test_swapped_cells_are_judged_as_a_second_writing_of_the_rules_does(seed):
-    """Cells of 1F1B change places: nothing is said where each action then finds what it needs in time, and only there."""
+    """Cells of 1F1B change places: nothing is said where each action finds what it needs in time, and only there."""
     draw = Random(seed)
     lines = drawn("1f1b", 3, 4)
     for _ in range(60):

@@ -1,0 +1,90 @@
+"""Runs a notebook from its first cell to its last in a fresh kernel of this very Python."""
+
+import asyncio
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import nbformat
+from jupyter_client.kernelspec import KernelSpec
+from jupyter_client.manager import AsyncKernelManager
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+from nbformat import NotebookNode
+
+FOLDER = Path(__file__).resolve().parent
+CELL_SECONDS = 120
+# None of the user's own settings, start-up files and histories.
+SETTINGS = ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR")
+
+
+class CellFailed(Exception):
+    """A cell ended with an error, or not in time; the message names it."""
+
+
+def kernel_manager() -> AsyncKernelManager:
+    """A kernel of this Python, whatever kernels are installed."""
+    manager = AsyncKernelManager(transport="ipc")  # nobody else on this host can listen
+    command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}", "--HistoryManager.enabled=False"]
+    manager._kernel_spec = KernelSpec(argv=command, display_name="Python 3", language="python")
+    return manager
+
+
+@contextlib.contextmanager
+def settings_of_its_own() -> Iterator[None]:
+    """Inside, Jupyter and IPython find no settings of the user's."""
+    with tempfile.TemporaryDirectory() as folder:
+        before = {name: os.environ.get(name) for name in SETTINGS}
+        os.environ |= dict.fromkeys(SETTINGS, folder)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name, None)
+                if value is not None:
+                    os.environ[name] = value
+
+
+def execute(notebook: NotebookNode, name: str) -> None:
+    """Runs all cells; their outputs are then those of this run. Raises CellFailed for the first that fails."""
+    client = NotebookClient(
+        notebook,
+        km=kernel_manager(),
+        timeout=CELL_SECONDS,
+        resources={"metadata": {"path": str(FOLDER)}},
+        store_widget_state=False,
+        record_timing=False,
+    )
+    with settings_of_its_own():
+        try:
+            asyncio.run(client.async_execute())
+        except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
+            index = next(
+                (n for n, cell in enumerate(notebook.cells) if any(o.output_type == "error" for o in outputs_of(cell))
+                 and not is_meant_to_fail(cell)), None,
+            )  # fmt: skip
+            where = "" if index is None else f", cell {index + 1}"
+            raise CellFailed(f"{name}{where}: {_last_line(error)}") from None
+
+
+def outputs_of(cell: NotebookNode) -> list[NotebookNode]:
+    """A cell's outputs; none of a text cell."""
+    return cell.get("outputs", [])
+
+
+def is_meant_to_fail(cell: NotebookNode) -> bool:
+    """Whether the cell may raise."""
+    return "raises-exception" in cell.metadata.get("tags", [])
+
+
+def _last_line(error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
+
+
+def read(path: Path) -> NotebookNode:
+    """A notebook from its file."""
+    return nbformat.read(path, as_version=4)
