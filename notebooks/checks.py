@@ -1,5 +1,6 @@
 """The check cells of the exercises: each says what is wrong with an answer, and how far it is from right."""
 
+import itertools
 from collections.abc import Sequence
 
 from step0_monolith.config import Config
@@ -45,7 +46,7 @@ def layers_of_stage(answer: Sequence[int] | None, num_layers: int = 10, num_stag
     found = list(answer)
     if found == list(range(start, stop)):
         return _say(f"{RIGHT}: stage {stage} has layers {start} to {stop - 1}")
-    if any(b != a + 1 for a, b in zip(found, found[1:], strict=False)):
+    if any(b != a + 1 for a, b in itertools.pairwise(found)):
         return _say("not yet: a stage is a contiguous slice, with no layer left out and none twice")
     if len(found) != stop - start:
         return _say(f"not yet: {len(found)} layers, and stage {stage} of an even partition has {stop - start}")

@@ -25,22 +25,22 @@ class CellFailed(Exception):
     """A cell ended with an error, or not in time; the message names it."""
 
 
-def kernel_manager() -> AsyncKernelManager:
-    """A kernel of this Python, whatever kernels are installed."""
-    manager = AsyncKernelManager(transport="ipc")  # nobody else on this host can listen
+def kernel_manager(folder: str) -> AsyncKernelManager:
+    """A kernel of this Python, whatever kernels are installed. folder: of its sockets: nobody else can listen."""
+    manager = AsyncKernelManager(transport="ipc", ip=f"{folder}/kernel")
     command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}", "--HistoryManager.enabled=False"]
     manager._kernel_spec = KernelSpec(argv=command, display_name="Python 3", language="python")
     return manager
 
 
 @contextlib.contextmanager
-def settings_of_its_own() -> Iterator[None]:
-    """Inside, Jupyter and IPython find no settings of the user's."""
+def settings_of_its_own() -> Iterator[str]:
+    """Inside, Jupyter and IPython find no settings of the user's, but an empty folder, which is given."""
     with tempfile.TemporaryDirectory() as folder:
         before = {name: os.environ.get(name) for name in SETTINGS}
         os.environ |= dict.fromkeys(SETTINGS, folder)
         try:
-            yield
+            yield folder
         finally:
             for name, value in before.items():
                 os.environ.pop(name, None)
@@ -50,24 +50,25 @@ def settings_of_its_own() -> Iterator[None]:
 
 def execute(notebook: NotebookNode, name: str) -> None:
     """Runs all cells; their outputs are then those of this run. Raises CellFailed for the first that fails."""
-    client = NotebookClient(
-        notebook,
-        km=kernel_manager(),
-        timeout=CELL_SECONDS,
-        resources={"metadata": {"path": str(FOLDER)}},
-        store_widget_state=False,
-        record_timing=False,
-    )
-    with settings_of_its_own():
+    with settings_of_its_own() as folder:
+        client = NotebookClient(
+            notebook,
+            km=kernel_manager(folder),
+            timeout=CELL_SECONDS,
+            resources={"metadata": {"path": str(FOLDER)}},
+            store_widget_state=False,
+            record_timing=False,
+        )
         try:
             asyncio.run(client.async_execute())
-        except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
-            index = next(
-                (n for n, cell in enumerate(notebook.cells) if any(o.output_type == "error" for o in outputs_of(cell))
-                 and not is_meant_to_fail(cell)), None,
-            )  # fmt: skip
+        except (CellExecutionError, CellTimeoutError, DeadKernelError, RuntimeError) as error:
+            index = next((n for n, cell in enumerate(notebook.cells) if _has_failed(cell)), None)
             where = "" if index is None else f", cell {index + 1}"
             raise CellFailed(f"{name}{where}: {_last_line(error)}") from None
+
+
+def _has_failed(cell: NotebookNode) -> bool:
+    return not is_meant_to_fail(cell) and any(output.output_type == "error" for output in outputs_of(cell))
 
 
 def outputs_of(cell: NotebookNode) -> list[NotebookNode]:
