@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from pathlib import Path
 
 from step0_monolith.config import Config
 from step0_monolith.data import microbatch_sizes
@@ -161,15 +162,23 @@ def microbatches_for_bubble(answer: int | None, num_ranks: int = 8, below: float
     return _say(f"{RIGHT}: {found:.4f} with {answer}, and {one_fewer:.4f} with one fewer")
 
 
-def sheet(answer: str | None, num_microbatches: int = 8) -> None:
-    """6: the worksheet, a line a rank, cells between commas; every illegal cell with its reason."""
-    from step6_schedules.sheet import draw_sheet, sheet_of
+def sheet(answer: str | Path | None, num_microbatches: int = 8) -> None:
+    """6: the worksheet, as text (a line a rank, cells between commas) or in a file; each illegal cell with its reason."""
+    from step6_schedules.sheet import draw_sheet, read_sheet, sheet_of
     from step6_schedules.worksheet import verdict
 
-    if answer is None or not any(cell.strip() for line in answer.splitlines() for cell in line.split(",")):
+    if answer is None:
         return _say(NOT_YET)
-    lines = [[cell.strip() for cell in line.split(",")] for line in answer.strip("\n").splitlines()]
-    found = sheet_of(lines, num_microbatches)
+    if isinstance(answer, Path):
+        try:
+            found = read_sheet(answer, num_microbatches)
+        except UsageError as error:
+            return _say(f"not yet: {error}")
+    else:
+        lines = [[cell.strip() for cell in line.split(",")] for line in answer.strip("\n").splitlines()]
+        if not any(map(any, lines)):
+            return _say(NOT_YET)
+        found = sheet_of(lines, num_microbatches)
     print(draw_sheet(found))
     print()
     return _say(verdict(found))

@@ -51,20 +51,29 @@ def settings_of_its_own() -> Iterator[str]:
 def execute(notebook: NotebookNode, name: str) -> None:
     """Runs all cells; their outputs are then those of this run. Raises CellFailed for the first that fails."""
     with settings_of_its_own() as folder:
+        manager = kernel_manager(folder)
         client = NotebookClient(
             notebook,
-            km=kernel_manager(folder),
+            km=manager,
             timeout=CELL_SECONDS,
             resources={"metadata": {"path": str(FOLDER)}},
             store_widget_state=False,
             record_timing=False,
         )
         try:
-            asyncio.run(client.async_execute())
+            asyncio.run(_to_its_end(client, manager))
         except (CellExecutionError, CellTimeoutError, DeadKernelError, RuntimeError) as error:
             index = next((n for n, cell in enumerate(notebook.cells) if _has_failed(cell)), None)
             where = "" if index is None else f", cell {index + 1}"
             raise CellFailed(f"{name}{where}: {_last_line(error)}") from None
+
+
+async def _to_its_end(client: NotebookClient, manager: AsyncKernelManager) -> None:
+    try:
+        await client.async_execute()
+    finally:
+        if manager.has_kernel:  # the client ends only kernels that it has made itself
+            await manager.shutdown_kernel()
 
 
 def _has_failed(cell: NotebookNode) -> bool:

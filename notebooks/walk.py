@@ -4,6 +4,7 @@ import importlib.util
 import io
 import os
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,6 +48,7 @@ def setup() -> None:
 def torchrun(num_ranks: int, module: str, *arguments: object, fails: bool = False, launcher: bool = False) -> None:
     """Runs a module on so many ranks and shows what they print as it comes.
 
+    arguments: as on a command line, in one text or several.
     fails: the program is meant to fail; its error is shown, and it is ProgramFailed when there was none. launcher: show
     torchrun's own lines too. Raises ProgramFailed otherwise, with the program's own reason. An interrupt of the cell
     ends all ranks.
@@ -87,7 +89,7 @@ def show_file(path: str | Path) -> None:
 def _run(shown: str, start: Sequence[str], arguments: Sequence[object], fails: bool, launcher: bool) -> None:
     from step2_comms.spawn import run_to_its_end
 
-    words = list(map(str, arguments))
+    words = shlex.split(" ".join(map(str, arguments)))
     print("$", " ".join([shown, *words]), flush=True)
     errors: list[str] = []
     filtered = _Lines(launcher)

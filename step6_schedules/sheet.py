@@ -201,13 +201,14 @@ def draw_sheet(sheet: Sheet) -> str:
     """The cells as text, `>2F0<` around what is wrong."""
     wrong = {(fault.rank, fault.slot) for fault in sheet.faults}
     last = max((s for row in sheet.cells for s, text in enumerate(row) if text.strip()), default=-1)
+    edge = " " if wrong else ""  # room for the marks
     shown_rows = [
-        [f">{text.strip()}<" if (rank, slot) in wrong else f" {text.strip() or '.'} "
+        [f">{text.strip()}<" if (rank, slot) in wrong else f"{edge}{text.strip() or '.'} "
          for slot, text in enumerate(row[: last + 1])]
         for rank, row in enumerate(sheet.cells)
     ]  # fmt: skip
     width = max((len(cell) for row in shown_rows for cell in row), default=1)
     label = len(f"rank {sheet.num_ranks - 1}") + 1
-    head = "slot".ljust(label) + "".join(f" {slot}".ljust(width) for slot in range(last + 1))
+    head = "slot".ljust(label) + "".join(f"{edge}{slot}".ljust(width) for slot in range(last + 1))
     lines = [f"rank {r}".ljust(label) + "".join(c.ljust(width) for c in row) for r, row in enumerate(shown_rows)]
     return "\n".join(line.rstrip() for line in (head, *lines))
