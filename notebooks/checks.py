@@ -16,6 +16,7 @@ from step5_orchestrator.table import Table, make_table
 
 NOT_YET = "not done yet: put your answer in place of None in the cell above, and run both again"
 RIGHT = "right"
+EPSILON = 1e-9
 
 
 def _say(text: str) -> None:
@@ -51,9 +52,7 @@ def layers_of_stage(answer: Sequence[int] | None, num_layers: int = 10, num_stag
         return _say("not yet: a stage is a contiguous slice, with no layer left out and none twice")
     if len(found) != stop - start:
         return _say(f"not yet: {len(found)} layers, and stage {stage} of an even partition has {stop - start}")
-    return _say(
-        f"not yet: as many layers as it should, but they do not start at {found[0]}: the first stages are larger"
-    )
+    return _say(f"not yet: as many layers as it should have, but it does not start at layer {found[0]}")
 
 
 def bytes_sent(answer: Sequence[int] | None, num_ranks: int = 8, num_bytes: int = 512) -> None:
@@ -154,16 +153,16 @@ def microbatches_for_bubble(answer: int | None, num_ranks: int = 8, below: float
     if answer is None:
         return _say(NOT_YET)
     found = bubble(one_f_one_b(num_ranks, answer), UNIT_COST)
-    if found >= below:
+    if found >= below - EPSILON:
         return _say(f"not yet: with {answer} microbatches the bubble is {found:.4f}, which is not below {below:g}")
     one_fewer = bubble(one_f_one_b(num_ranks, answer - 1), UNIT_COST) if answer > 1 else 1.0
-    if one_fewer < below:
+    if one_fewer < below - EPSILON:
         return _say(f"not yet: {answer} are enough, but so are {answer - 1}")
     return _say(f"{RIGHT}: {found:.4f} with {answer}, and {one_fewer:.4f} with one fewer")
 
 
 def sheet(answer: str | Path | None, num_microbatches: int = 8) -> None:
-    """6: the worksheet, as text (a line a rank, cells between commas) or in a file; each illegal cell with its reason."""
+    """6: the worksheet, as text (a line a rank, cells between commas) or in a file; each mistake with its reason."""
     from step6_schedules.sheet import draw_sheet, read_sheet, sheet_of
     from step6_schedules.worksheet import verdict
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -65,7 +66,7 @@ def execute(notebook: NotebookNode, name: str) -> None:
         except (CellExecutionError, CellTimeoutError, DeadKernelError, RuntimeError) as error:
             index = next((n for n, cell in enumerate(notebook.cells) if _has_failed(cell)), None)
             where = "" if index is None else f", cell {index + 1}"
-            raise CellFailed(f"{name}{where}: {_last_line(error)}") from None
+            raise CellFailed(f"{name}{where}: {_reason(error)}") from None
 
 
 async def _to_its_end(client: NotebookClient, manager: AsyncKernelManager) -> None:
@@ -90,9 +91,11 @@ def is_meant_to_fail(cell: NotebookNode) -> bool:
     return "raises-exception" in cell.metadata.get("tags", [])
 
 
-def _last_line(error: Exception) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
+def _reason(error: Exception) -> str:
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    return lines[0 if isinstance(error, CellTimeoutError) else -1]
 
 
 def read(path: Path) -> NotebookNode:
