@@ -28,7 +28,7 @@ endif
 endif
 endif
 
-.PHONY: help setup train bench check check-all step0 step1 step2 step3 step4 step5 step6 lint FORCE
+.PHONY: help setup train bench notebooks check check-all step0 step1 step2 step3 step4 step5 step6 lint FORCE
 
 help: ## lists these commands
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/make \1 - \2/p' Makefile | awk -F ' - ' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -51,6 +51,9 @@ check-all: $(READY) ## the slow tests and the full matrices too
 
 bench: $(READY) ## measures what it all costs, an hour or less: out/bench/RESULTS.md
 	$(BIN)/python -m step6_schedules.bench $(ARGS)
+
+notebooks: $(READY) ## executes the walkthroughs, and stores what they print where it has changed
+	$(BIN)/python -m notebooks.refresh $(ARGS)
 
 step0: $(READY) ## the whole model in one process
 	$(BIN)/python -m step0_monolith $(ARGS)

@@ -112,7 +112,7 @@ def _microbatches(chosen: Compared, curve: Sequence[tuple[int, float]]) -> list[
     """From how many microbatches on the bubble is low, of those that were tried."""
     low_from = None
     for count, bubble in reversed(curve):
-        if bubble >= LOW:
+        if bubble >= LOW - EPSILON:
             break
         low_from = count
     if low_from is None:

@@ -89,6 +89,12 @@ def assert_right(advice: str, some: list[Compared], cap, curves) -> None:
         assert "stays above" in advice or all(bubble < LOW for bubble in curve.values())
 
 
+def test_a_bubble_of_exactly_a_tenth_is_not_below_it():
+    curve = {"1f1b": [(26, 3 / 29), (27, 3 / 30), (28, 3 / 31)]}
+    one = Compared("1f1b", 1, False, 93.0, 3 / 31, 4)
+    assert "From 28 microbatches on its bubble is below 0.1." in advise([one], None, curve)
+
+
 def test_what_beats_what_is_what_every_pair_says():
     _, found = numbers(num_ranks=4, num_microbatches=8)
     better: dict[str, set[str]] = {name: set() for name in found}
