@@ -5,9 +5,9 @@ chunks takes 1/V of them. Memory counts microbatches of a whole rank's layers, s
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property
 from pathlib import Path
 
 from step0_monolith.files import check_writable, write_whole
@@ -24,7 +24,7 @@ from step0_monolith.options import (
 )
 from step5_orchestrator.costs import UNIT_COST, Cost, read_costs
 from step5_orchestrator.table import TableError
-from step6_schedules.advice import Compared, advise, beaten_by
+from step6_schedules.advice import EPSILON, LOW, Compared, advise, beaten_by, choice_of
 from step6_schedules.schedules import SCHEDULES
 from step6_schedules.simulate import Simulation
 
@@ -114,10 +114,25 @@ class Comparison:
     impossible: dict[str, str]
     curves: dict[str, list[tuple[int, float]]]
 
-    @property
+    @cached_property
     def advice(self) -> str:
         """What to choose and why."""
-        return advise(self.found, self.options.memory_cap, self.curves)
+        chosen = choice_of(self.found, self.options.memory_cap)
+        curves = self.curves if chosen is None else {chosen.name: self.fine_curve(chosen.name)}
+        return advise(self.found, self.options.memory_cap, curves)
+
+    def fine_curve(self, name: str) -> list[tuple[int, float]]:
+        """A schedule's curve, with every number of microbatches where it falls below the bubble that the advice names,
+        as far as the number of actions allows.
+        """
+        curve, options = self.curves[name], self.options
+        high = max((n for n, (_, bubble) in enumerate(curve) if bubble >= LOW - EPSILON), default=None)
+        if high is None or high + 1 == len(curve):
+            return curve
+        between = range(curve[high][0] + 1, curve[high + 1][0])
+        if sum(options.actions_of(name, count) for count in between) > MAX_ACTIONS:
+            return curve
+        return sorted([*curve, *_bubbles(options, name, between)])
 
 
 def compare(options: CompareOptions) -> Comparison:
@@ -125,20 +140,24 @@ def compare(options: CompareOptions) -> Comparison:
     found, impossible = [], {}
     curves: dict[str, list[tuple[int, float]]] = {}
     for name in options.schedules:
-        one = partial(compared, name, options.num_ranks, cost=options.cost)
         try:
-            found.append(one(options.num_microbatches))
+            found.append(compared(name, options.num_ranks, options.num_microbatches, options.cost))
         except TableError as error:
             impossible[name] = str(error)
             continue
-        curves[name] = []
-        for count in curve_at(options):
-            try:
-                curves[name].append((count, one(count).bubble))
-            except TableError:  # not with so few microbatches
-                continue
+        curves[name] = _bubbles(options, name, curve_at(options))
     found.sort(key=lambda each: (round(each.bubble, 9), round(each.memory, 9), list(SCHEDULES).index(each.name)))
     return Comparison(options, found, impossible, curves)
+
+
+def _bubbles(options: CompareOptions, name: str, counts: Iterable[int]) -> list[tuple[int, float]]:
+    found = []
+    for count in counts:
+        try:
+            found.append((count, compared(name, options.num_ranks, count, options.cost).bubble))
+        except TableError:  # not with so few microbatches
+            continue
+    return found
 
 
 def as_text(comparison: Comparison) -> str:

@@ -170,6 +170,7 @@ def test_the_launching_cell_run_twice_shows_all_ranks_both_times():
 FAILING = 'from notebooks.walk import torchrun\ntorchrun(2, "step6_schedules", "--schedule nope")'
 
 
+@pytest.mark.slow
 def test_a_failed_child_raises_in_the_cell():
     notebook = run_cells([FAILING], [["raises-exception"]])
     clean(notebook)
@@ -309,6 +310,7 @@ def test_noise_is_taken_out():
 # Refreshing
 
 
+@pytest.mark.slow
 def test_refreshing_keeps_what_still_holds_finds_what_does_not_and_leaves_a_failed_one(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("notebooks.refresh.FOLDER", tmp_path)
     monkeypatch.setattr("notebooks.refresh.chosen", lambda names: chosen(names, tmp_path))

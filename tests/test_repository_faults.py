@@ -145,6 +145,31 @@ FAULTS = [
         "weight = self.config.batch_size * self.config.accumulate // self._piece[1]",
         "tests/test_step5_replicas.py::test_replicas_equal_the_monolith_and_each_other",
     ),
+    Fault(
+        "a rank's own clock in the trace", "step6_schedules/trace.py",
+        "iteration.moved(clock.aligned)", "iteration.moved(lambda t: t)",
+        "tests/test_step6_trace.py::test_clocks_that_differ_by_5_seconds_are_brought_together",
+    ),
+    Fault(
+        "clocks that messages do not bring together", "step6_schedules/trace.py",
+        "lambda t, by=correction: t + by", "lambda t, by=correction: t",
+        "tests/test_step6_trace.py::test_messages_bring_clocks_together_that_a_comparison_left_apart",
+    ),
+    Fault(
+        "a value that is there in the slot that makes it", "step6_schedules/sheet.py",
+        "if made < slot:", "if made <= slot:",
+        "tests/test_step6_worksheet.py::test_each_kind_of_fault_has_its_reason",
+    ),
+    Fault(
+        "advice beyond the cap", "step6_schedules/advice.py",
+        "limit is None or each.memory <= limit + EPSILON]", "True]",
+        "tests/test_step6_compare.py::test_the_advice_holds_for_any_choice_of_schedules",
+    ),
+    Fault(
+        "needs of another action on the page", "step6_schedules/page.py",
+        "for value in needs(action)] for action in order]", "for value in needs(order[0])] for action in order]",
+        "tests/test_step6_page.py::test_the_page_holds_the_times_and_what_each_action_needs",
+    ),
 ]  # fmt: skip
 
 

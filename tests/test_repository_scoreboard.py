@@ -148,6 +148,7 @@ LEAVES = """\
     """
 
 
+@pytest.mark.slow
 def test_processes_left_behind_fail_the_run_and_are_ended(run):
     ran = run({"test_other.py": LEAVES})
     assert ran.returncode == 1

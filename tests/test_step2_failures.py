@@ -359,6 +359,7 @@ def good_under_torchrun(_):
     assert "verified on 2 ranks" in ran.stdout
 
 
+@pytest.mark.slow
 def test_two_jobs_at_once_one_of_which_fails():
     with ThreadPoolExecutor(2) as both:
         jobs = [both.submit(failing_under_torchrun, "exit0"), both.submit(good_under_torchrun, None)]

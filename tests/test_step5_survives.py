@@ -38,6 +38,7 @@ def assert_monolith_goes_on(job, config):
     assert weights_sha256(finished.parameters) == monolith(config).weights_sha256
 
 
+@pytest.mark.slow
 def test_a_rank_killed_at_iteration_7_and_one_while_saving(tmp_path):
     config = small(num_iterations=19, optimizer="adam")  # 19: each iteration has its line
     with TrainingJob(tmp_path, config, 2, "--emulate", "F=10,B=20", module=SLOW_DISK, restarts=2) as job:

@@ -246,6 +246,7 @@ def play(tmp_path):
     return make
 
 
+@pytest.mark.slow
 def test_a_program_that_fails_is_reported_and_the_others_go_on(play, tmp_path):
     command, environment = play(
         "'actions', 'played_raises', ranks=(None,)",
@@ -277,7 +278,7 @@ def test_a_program_that_fails_is_reported_and_the_others_go_on(play, tmp_path):
 @pytest.mark.parametrize(
     "number",
     [
-        signal.SIGINT,
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
         pytest.param(signal.SIGHUP, marks=pytest.mark.slow),
     ],

@@ -89,6 +89,11 @@ def assert_right(advice: str, some: list[Compared], cap, curves) -> None:
         assert "stays above" in advice or all(bubble < LOW for bubble in curve.values())
 
 
+@pytest.mark.parametrize("asked", [5, 27, 28, 40])
+def test_the_number_of_microbatches_named_does_not_depend_on_the_one_asked_for(asked):
+    assert "From 28 microbatches on" in numbers(schedules="1f1b", num_microbatches=max(asked, 16))[0].advice
+
+
 def test_a_bubble_of_exactly_a_tenth_is_not_below_it():
     curve = {"1f1b": [(26, 3 / 29), (27, 3 / 30), (28, 3 / 31)]}
     one = Compared("1f1b", 1, False, 93.0, 3 / 31, 4)

@@ -238,12 +238,12 @@ PROGRAMS = {
     "handover": (2, ["--schedules", "1f1b", "--rounds", "1"], 1),
     "emulated": (2, ["--schedules", "1f1b,dualpipe-v", "--num-microbatches", "2", "--rounds", "1"], 1),
     "memory": (2, ["--schedules", "1f1b", "--rounds", "1", "--num-iterations", "20"], 3),
+    "tracing": (2, ["--schedules", "1f1b", "--rounds", "1"], 1),
 }
 
 
-# Starting torch.distributed.pipelining takes seconds, which two of them do.
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("actions", "handover"))) for name in PROGRAMS]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "memory")) for name in PROGRAMS]
 )
 def test_the_program_runs_and_writes_its_figures(name, tmp_path):
     num_ranks, arguments, num_figures = PROGRAMS[name]

@@ -2,7 +2,6 @@
 
 import itertools
 import os
-from pathlib import Path
 
 import pytest
 from matplotlib.colors import to_rgb
@@ -10,10 +9,13 @@ from matplotlib.transforms import Bbox
 from PIL import Image
 
 from step0_monolith.options import UsageError
+from step0_monolith.train import ResultOptions
+from step2_comms.launch import Launch
 from step5_orchestrator.actions import Action
 from step5_orchestrator.costs import UNIT_COST, costs
 from step5_orchestrator.executor import Event
 from step5_orchestrator.prediction import peak_in_flight
+from step5_orchestrator.program import check_outputs
 from step6_schedules.lanes import COLOURS, IDLE
 from step6_schedules.schedules import SCHEDULES
 from step6_schedules.timed import measured, predicted
@@ -159,6 +161,7 @@ def test_colours_are_told_apart_by_every_reader_and_in_grey(sight):
 # On the command line
 
 
+@pytest.mark.slow
 def test_one_rank_writes_one_file_without_a_display(tmp_path):
     """Four ranks of an interleaved table with 64 microbatches."""
     environment = {"DISPLAY": "", "WAYLAND_DISPLAY": "", "MPLBACKEND": "TkAgg"}
@@ -189,7 +192,7 @@ def test_what_cannot_be_written_is_refused(given, message):
 
 
 def test_two_outputs_in_one_file_are_refused(tmp_path):
-    file = tmp_path / "both.json"
-    ran = torchrun(1, "step6_schedules", "--trace", file, "--result", Path(tmp_path) / "." / "both.json")
-    assert "error: --result and --trace name one file" in ran.stderr
-    assert not file.exists()
+    given = [ViewOptions(trace=tmp_path / "both.json"), ResultOptions(result=tmp_path / "." / "both.json")]
+    with pytest.raises(UsageError, match=r"--\w+ and --\w+ name one file, '.*both.json'; give each a file of its own"):
+        check_outputs(Launch(0, 1, 0, 1), *given)
+    assert list(tmp_path.iterdir()) == []

@@ -76,6 +76,7 @@ def assert_aligned(trace: dict) -> None:
     error = trace["otherData"]["clock_error_us"]
     assert 0 < error < 4e6
     assert trace["otherData"]["clocks"].startswith("clocks differ from rank 0's by at most ")
+    assert "the messages ask for" not in trace["otherData"]["clocks"], "what was compared was wrong"
     sends, receives = {}, {}
     for (rank, thread), found in slices(trace).items():
         for event in found:
