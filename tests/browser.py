@@ -6,11 +6,12 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.scoreboard import BROWSERS
+
 FLAGS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
     "--disable-background-networking", "--disable-component-update", "--window-size=1200,900",
 )  # fmt: skip
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 @contextlib.contextmanager

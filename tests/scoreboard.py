@@ -34,7 +34,7 @@ def _has_gpu() -> bool:
 NEEDS = {
     "gpu": ("no GPU", _has_gpu),
     "root": ("not root", lambda: os.geteuid() == 0),
-    "browser": ("no browser", lambda: any(map(shutil.which, BROWSERS))),
+    "browser": ("no browser", lambda: bool(shutil.which("chromedriver")) and any(map(shutil.which, BROWSERS))),
 }
 
 
