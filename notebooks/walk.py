@@ -14,7 +14,7 @@ NEEDED = {"torch": "torch", "matplotlib": "matplotlib", "sklearn": "scikit-learn
           "psutil": "psutil", "tqdm": "tqdm"}  # fmt: skip
 # What torchrun says itself: lines with a date, and a summary with processes and times, under a line of equal signs.
 OF_THE_LAUNCHER = re.compile(r"[WEIF]\d{4} \d\d:\d\d:\d\d|\[W\d|={20,}|-{20,}")
-SUMMARY = re.compile(r"Traceback \(most recent call last\):|torch\.distributed\.elastic.*ChildFailedError")
+TRACEBACK, CHILD_FAILED = "Traceback (most recent call last):", "ChildFailedError"
 
 
 class ProgramFailed(RuntimeError):
@@ -92,15 +92,19 @@ def _run(shown: str, start: Sequence[str], arguments: Sequence[object], fails: b
     words = shlex.split(" ".join(map(str, arguments)))
     print("$", " ".join([shown, *words]), flush=True)
     errors: list[str] = []
-    filtered = _Lines(launcher)
+    lines = _Lines(launcher)
+
+    def show_all(found: Sequence[str]) -> None:
+        for line in found:
+            print(line.replace(f"{ROOT}/", ""), flush=True)
 
     def on_line(line: str) -> None:
         if line.startswith("error: "):
             errors.append(line.removeprefix("error: "))
-        if filtered.is_wanted(line):
-            print(line.replace(f"{ROOT}/", ""), flush=True)
+        show_all(lines.take(line))
 
     status = run_to_its_end([sys.executable, *start, *words], on_line, {"OMP_NUM_THREADS": "1"})
+    show_all(lines.rest())
     if status and not fails:
         raise ProgramFailed(f"exit status {status}: {errors[0] if errors else 'see what it printed above'}")
     if fails and not status:
@@ -108,17 +112,28 @@ def _run(shown: str, start: Sequence[str], arguments: Sequence[object], fails: b
 
 
 class _Lines:
-    """Which lines to show: all but torchrun's own, whose last part starts with a traceback of its own."""
+    """Which lines to show: all but torchrun's own. The last of these are a traceback, which is held back to its end,
+    since a rank that fails before its group is open writes one that looks alike.
+    """
 
     def __init__(self, launcher: bool) -> None:
-        self._launcher, self._held, self._is_summary = launcher, [], False
+        self._shows_launcher, self._held = launcher, []
 
-    def is_wanted(self, line: str) -> bool:
-        """Whether to show the line."""
-        if self._launcher:
-            return True
-        if self._is_summary or OF_THE_LAUNCHER.match(line):
-            return False
-        # Ranks put their number before each line of a traceback; one without is the launcher's, and its last words.
-        self._is_summary = bool(SUMMARY.match(line))
-        return not self._is_summary
+    def take(self, line: str) -> list[str]:
+        """The lines to show now that this one has come."""
+        if self._shows_launcher:
+            return [line]
+        if OF_THE_LAUNCHER.match(line):
+            return []
+        if line.startswith(TRACEBACK):
+            found, self._held = self._held, [line]
+            return found
+        if self._held:
+            self._held.append(line)
+            return []
+        return [line]
+
+    def rest(self) -> list[str]:
+        """The lines to show at the end."""
+        is_the_launchers = any(CHILD_FAILED in line for line in self._held)
+        return [] if is_the_launchers else self._held

@@ -67,31 +67,31 @@ def compare_clocks(world: World) -> Reading:
 def _ask(world: World, rank: int) -> None:
     peer = world.ranks[rank]
     there, back = torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
-    best = torch.tensor([0.0, float("inf")], dtype=torch.float64)  # offset, error
+    best = Reading(0.0, 0.0, float("inf"))
     with world.watch.waiting(f"comparing clocks with rank {peer}", peer):
         for _ in range(ROUND_TRIPS):
             start = time.perf_counter()
             dist.send(there, peer, group=world.group)
             dist.recv(back, peer, group=world.group)
             half = (time.perf_counter() - start) / 2
-            if half < best[1]:
-                best = torch.tensor([back.item() - (start + half), half], dtype=torch.float64)
-        dist.send(best, peer, group=world.group)
+            if half < best.error:
+                best = Reading(back.item(), back.item() - (start + half), half)
+        dist.send(torch.tensor(best, dtype=torch.float64), peer, group=world.group)
 
 
 def _answer(world: World, host_of_0: str) -> Reading:
     origin = world.ranks[0]
-    buffer, found = torch.zeros(1, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+    buffer, found = torch.zeros(1, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
     with world.watch.waiting(f"comparing clocks with rank {origin}", origin):
         for _ in range(ROUND_TRIPS):
             dist.recv(buffer, origin, group=world.group)
             buffer[0] = time.perf_counter()
             dist.send(buffer, origin, group=world.group)
         dist.recv(found, origin, group=world.group)
-    offset, error = found.tolist()
-    if abs(offset) <= error and _host() == host_of_0:
-        offset = error = 0.0
-    return Reading(time.perf_counter(), offset, error)
+    reading = Reading(*found.tolist())
+    if abs(reading.offset) <= reading.error and _host() == host_of_0:
+        return Reading(reading.at, 0.0, 0.0)
+    return reading
 
 
 def _host() -> str:

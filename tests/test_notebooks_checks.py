@@ -94,6 +94,30 @@ def test_a_guess_is_held_against_the_number(capsys, mine, found, said):
     assert capsys.readouterr().out == said + "\n"
 
 
+TORCHRUNS = [
+    "W1201 08:07:56.255000 9152 torch/distributed/run.py:803] notice",
+    "Traceback (most recent call last):", '  File "run.py", line 1', "torch...errors.ChildFailedError: ",
+    "============", "  time      : 2026-12-01", "============",
+]  # fmt: skip
+EARLY = ["Traceback (most recent call last):", '  File "mine.py", line 3', "ImportError: no mine"]
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        (["a", *TORCHRUNS], ["a"]),
+        (["a", *EARLY, *TORCHRUNS], ["a", *EARLY]),
+        (["a", *EARLY, "b"], ["a", *EARLY, "b"]),
+        ([f"[rank1]: {line}" for line in EARLY] + TORCHRUNS, [f"[rank1]: {line}" for line in EARLY]),
+    ],
+)
+def test_all_lines_are_shown_but_torchruns_own(written, shown):
+    lines = walk._Lines(False)
+    assert [line for each in written for line in lines.take(each)] + lines.rest() == shown
+    lines = walk._Lines(True)
+    assert [line for each in written for line in lines.take(each)] + lines.rest() == written
+
+
 # The playground
 
 
