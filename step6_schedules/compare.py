@@ -24,6 +24,7 @@ from step0_monolith.options import (
 )
 from step5_orchestrator.costs import UNIT_COST, Cost, read_costs
 from step5_orchestrator.table import TableError
+from step5_orchestrator.words import counted
 from step6_schedules.advice import EPSILON, LOW, Compared, advise, beaten_by, choice_of
 from step6_schedules.schedules import SCHEDULES
 from step6_schedules.simulate import Simulation
@@ -170,7 +171,8 @@ def as_text(comparison: Comparison) -> str:
         for each in found
     ]  # fmt: skip
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    lines = [f"{options.num_ranks} ranks, {options.num_microbatches} microbatches, {options.cost.text()}"]
+    sizes = f"{counted(options.num_ranks, 'rank')}, {counted(options.num_microbatches, 'microbatch')}"
+    lines = [f"{sizes}, {options.cost.text()}"]
     lines += ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)]
     lines += [f"not possible: {reason}" for reason in comparison.impossible.values()]
     return "\n".join([*lines, "", comparison.advice])

@@ -10,13 +10,15 @@ from step0_monolith.options import UsageError
 from step5_orchestrator.actions import Action, Value, is_given, makes, needs
 from step5_orchestrator.cells import read_cell, shown
 from step5_orchestrator.costs import costs
-from step5_orchestrator.csv_file import records
+from step5_orchestrator.csv_file import INNER, records
 from step5_orchestrator.table import Table, make_table
 
 SLOT = costs(1.0, 1.0)  # on squared paper a forward and a backward take a cell each
 OPS = ("F", "B")
 WHAT = {"saved": "what is saved by", "activation": "the activation of", "gradient": "the gradient of"}
 CORNER = "slot"
+MAX_SLOTS_SHOWN = 128
+MAX_CELL = 12  # characters in the grid
 
 
 class Fault(NamedTuple):
@@ -151,6 +153,12 @@ class Sheet:
         return max(used) - min(used) + 1 if used else 0
 
 
+def shown_text(text: str) -> str:
+    """A cell's text as the file has it, cut where it is long."""
+    text = text.strip().replace(INNER, ";")
+    return text if len(text) <= MAX_CELL else text[: MAX_CELL - 3] + "..."
+
+
 def shown_cell(text: str) -> str:
     """A cell's text as it is, or quoted where it is no word."""
     text = text.strip()
@@ -169,7 +177,7 @@ def read_sheet(path: Path, num_microbatches: int | None = None) -> Sheet:
     if lines and lines[0][:1] == [CORNER]:
         num_slots, lines = sum(map(bool, lines[0])) - 1, lines[1:]
     if not any(map(any, lines)):
-        raise UsageError(f"{str(path)!r} holds nothing; `--empty FILE.csv` writes a sheet to fill")
+        raise UsageError(f"{str(path)!r} holds nothing; with --empty a sheet to fill is written")
     if all(line[:1] == [f"rank {rank}"] for rank, line in enumerate(lines)):
         lines = [line[1:] for line in lines]
     if num_microbatches is None and num_slots and num_slots % (2 * len(lines)) == 0:
@@ -198,12 +206,14 @@ def empty_sheet(num_ranks: int, num_microbatches: int) -> list[list[str]]:
 
 
 def draw_sheet(sheet: Sheet) -> str:
-    """The cells as text, `>2F0<` around what is wrong."""
+    """The cells as text, `>2F0<` around what is wrong; of a wide sheet only how wide it is."""
     wrong = {(fault.rank, fault.slot) for fault in sheet.faults}
     last = max((s for row in sheet.cells for s, text in enumerate(row) if text.strip()), default=-1)
+    if last >= MAX_SLOTS_SHOWN:
+        return f"(too wide to print: {last + 1} slots)"
     edge = " " if wrong else ""  # room for the marks
     shown_rows = [
-        [f">{text.strip()}<" if (rank, slot) in wrong else f"{edge}{text.strip() or '.'} "
+        [f">{shown_text(text)}<" if (rank, slot) in wrong else f"{edge}{text.strip() or '.'} "
          for slot, text in enumerate(row[: last + 1])]
         for rank, row in enumerate(sheet.cells)
     ]  # fmt: skip

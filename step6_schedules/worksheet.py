@@ -20,6 +20,7 @@ from step6_schedules.sheet import SLOT, Sheet, draw_sheet, empty_sheet, read_she
 from step6_schedules.simulate import Simulation
 
 DEFAULT_RANKS, DEFAULT_MICROBATCHES = 4, 8
+MAX_FAULTS = 60  # that are printed, and as many missing actions a rank
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,10 @@ class SheetOptions(Options):
 def verdict(sheet: Sheet) -> str:
     """What a sheet is: every mistake with its reason, or its numbers beside those of 1F1B."""
     if not sheet.is_legal:
-        return "\n".join([*map(str, sheet.faults), *missing_lines(sheet)])
+        faults = list(map(str, sheet.faults[:MAX_FAULTS]))
+        if len(sheet.faults) > MAX_FAULTS:
+            faults.append(f"... and {len(sheet.faults) - MAX_FAULTS} more")
+        return "\n".join([*faults, *missing_lines(sheet)])
     table = sheet.table()
     makespan, shortest = sheet.num_slots, lower_bound(table, SLOT)
     work = 2 * sheet.num_microbatches
@@ -79,7 +83,8 @@ def missing_lines(sheet: Sheet) -> list[str]:
     for rank in range(sheet.num_ranks):
         absent = [str(action) for action in sheet.missing if action.stage == rank]
         if absent:
-            found.append(f"rank {rank}: missing {' '.join(absent)}")
+            more = "" if len(absent) <= MAX_FAULTS else f" ... and {len(absent) - MAX_FAULTS} more"
+            found.append(f"rank {rank}: missing {' '.join(absent[:MAX_FAULTS])}{more}")
     return found
 
 

@@ -159,6 +159,17 @@ def test_one_wrong_number_adds_no_microbatches():
     assert reasons(lines) == [f"rank 0, slot {len(lines[0]) - 1}: 0F77 has no microbatch: they are 0 to 2"]
 
 
+def test_a_wide_sheet_is_not_printed_whole():
+    lines = [["0F0", *[f"0F{m}" for m in range(3000)]]]
+    sheet = sheet_of(lines, 2)
+    assert draw_sheet(sheet) == "(too wide to print: 3001 slots)"
+    text = verdict(sheet).splitlines()
+    assert len(text) == 62
+    assert text[60] == f"... and {len(sheet.faults) - 60} more"
+    pair = draw_sheet(sheet_of([["(0F0\x1f0B0)OVERLAP_F_B", "0B0"]], 1))
+    assert ">(0F0;0B0)...<" in pair
+
+
 def test_a_file_that_holds_nothing(tmp_path):
     (tmp_path / "no.csv").write_text(",,\n")
     with pytest.raises(UsageError, match=r"'.*no.csv' holds nothing"):
