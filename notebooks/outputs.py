@@ -10,7 +10,7 @@ from nbformat import NotebookNode
 from notebooks.execute import outputs_of
 from notebooks.walk import ROOT
 
-NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
+NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?")
 HASH = re.compile(r"\b[0-9a-f]{64}\b")
 WIDGET = "application/vnd.jupyter.widget-view+json"
 KEPT = ("text/plain", "text/html", "text/markdown", "image/png", "image/svg+xml")
@@ -112,7 +112,11 @@ def _is_close(was: str, now: str) -> bool:
     if NUMBER.sub("#", was) != NUMBER.sub("#", now):
         return False
     pairs = zip(NUMBER.findall(was), NUMBER.findall(now), strict=True)
-    return all(a == b or ("." in a and abs(float(a) - float(b)) <= 0.02 * abs(float(a))) for a, b in pairs)
+    return all(a == b or ("." in a and abs(_value(a) - _value(b)) <= 0.02 * _value(a)) for a, b in pairs)
+
+
+def _value(number: str) -> float:
+    return float(number.replace(",", ""))
 
 
 def _text(output: NotebookNode) -> str:

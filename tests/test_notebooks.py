@@ -259,6 +259,7 @@ COMPARED = [
     ("bubble 0.273\n", "bubble 0.274\n", (), "printed 'bubble 0.274', not 'bubble 0.273'"),
     ("a\nb\n", "a\n", (), "printed 1 lines, not 2; the first of the others is 'b'"),
     ("took 0.5 ms\n", "took 12.25 ms\n", ("measured",), ""),
+    ("  980.25 MB/s\n", "1,009.39 MB/s\n", ("measured",), ""),
     ("took 0.5 ms\n", "took 0.5 s\n", ("measured",), "printed 'took # s', not 'took # ms'"),
     ("loss 0.3523\n", "loss 0.3541\n", ("trained",), ""),
     ("loss 0.3523\n", "loss 0.4541\n", ("trained",), "printed 'loss 0.4541', not 'loss 0.3523'"),
