@@ -119,6 +119,7 @@ function tick(least) {
 
 function drawBars(panel, state, width) {
   const { timeline, top } = panel, { view } = state, lane = laneHeight(timeline);
+  const scale = (width - LEFT - RIGHT) / (view.end - view.start);
   timeline.rows.forEach((row, rank) => {
     pen.fillStyle = colours.idle;
     const x = xOf(0, view, width);
@@ -126,21 +127,25 @@ function drawBars(panel, state, width) {
     for (const i of row) {
       if (timeline.end[i] < view.start || timeline.start[i] > view.end) continue;
       const box = boxOf(panel, i, view, width), op = data.ops[timeline.op[i]];
-      pen.globalAlpha = timeline.opacity[i] * (state.cursor !== null && timeline.start[i] > state.cursor ? 0.25 : 1);
+      const isLater = state.cursor !== null && timeline.start[i] > state.cursor;
+      pen.globalAlpha = timeline.opacity[i] * (isLater ? 0.25 : 1);
       pen.fillStyle = op.colour;
       // A gap between bars only where it takes little of them; else it would look like idle time.
       pen.fillRect(box.x, box.y, Math.max(box.width - (box.width > 6 ? 1 : 0), 0.5), box.height);
       pen.globalAlpha = 1;
-      drawNumber(timeline, i, box, op);
+      const onColour = op.light && timeline.opacity[i] > 0.8 ? "#ffffff" : "#000000";
+      drawNumber(timeline, i, box, isLater ? colours.text : onColour, scale);
     }
   });
 }
 
-function drawNumber(timeline, i, box, op) {
+// What fits into a cell of the usual width of its op: all such cells say as much.
+function drawNumber(timeline, i, box, colour, scale) {
   const short = String(timeline.microbatch[i]), long = nameOf(timeline, i);
-  const text = box.width > long.length * 7.5 + 4 ? long : box.width > short.length * 7.5 + 2 ? short : "";
-  if (!text) return;
-  pen.fillStyle = op.light && timeline.opacity[i] > 0.8 ? "#ffffff" : "#000000";
+  const usual = timeline.usual[timeline.op[i]] * scale;
+  const text = usual > long.length * 7.5 + 4 ? long : usual > short.length * 7.5 + 2 ? short : "";
+  if (!text || box.width < text.length * 6) return;
+  pen.fillStyle = colour;
   pen.textAlign = "center";
   pen.textBaseline = "middle";
   pen.fillText(text, box.x + box.width / 2, box.y + box.height / 2 + 0.5);

@@ -3,8 +3,13 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const byId = (id) => document.getElementById(id);
 
-// For each action those that need what it makes.
+// For each op its usual (median) length, and for each action those that need what it makes.
 for (const timeline of data.timelines) {
+  timeline.usual = {};
+  for (const op of new Set(timeline.op)) {
+    const lengths = timeline.start.map((start, i) => timeline.end[i] - start).filter((_, i) => timeline.op[i] === op);
+    timeline.usual[op] = lengths.sort((a, b) => a - b)[Math.floor(lengths.length / 2)];
+  }
   timeline.waiters = timeline.needs.map(() => []);
   timeline.needs.forEach((needs, i) => needs.forEach(([j, kind]) => { if (j >= 0) timeline.waiters[j].push([i, kind]); }));
 }
