@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 STEPS = range(7)
-GROUPS = [*(f"step {step}" for step in STEPS), "lessons", "notebooks", "repository"]
+GROUPS = [*(f"step {step}" for step in STEPS), "lessons", "notebooks", "course", "repository"]
 MARK = "PIPELINE_COURSE_TESTS"
 MAC_CHROME = "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", MAC_CHROME)
@@ -43,7 +43,9 @@ def group_of(nodeid: str) -> str:
     module = Path(nodeid.split("::")[0]).stem
     if match := re.match(r"test_step(\d)_", module):
         return f"step {match[1]}"
-    return next((group for group in ("lessons", "notebooks") if module.startswith(f"test_{group}")), "repository")
+    return next(
+        (group for group in ("lessons", "notebooks", "course") if module.startswith(f"test_{group}")), "repository"
+    )
 
 
 @dataclass
