@@ -40,9 +40,26 @@ def setup() -> None:
     import torch
 
     torch.set_num_threads(1)
+    _say_what_is_not_written()
     gpus = torch.cuda.device_count()
     devices = "no GPU: ranks talk over gloo" if gpus == 0 else f"GPUs: {gpus}; as many ranks talk over NCCL"
     print(f"torch {torch.__version__.split('+')[0]}, {os.cpu_count()} CPU cores, {devices}")
+
+
+def _say_what_is_not_written() -> None:
+    """From here on a place that is still to be written ends its cell with one line instead of a traceback."""
+    from IPython import get_ipython
+
+    from step0_monolith.options import NOT_WRITTEN
+
+    def show(shell, kind: type, error: BaseException, trace: object, tb_offset: int | None = None) -> None:
+        if NOT_WRITTEN in str(error):
+            print(error)
+        else:
+            shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
+
+    if get_ipython() is not None:
+        get_ipython().set_custom_exc((NotImplementedError,), show)
 
 
 def torchrun(num_ranks: int, module: str, *arguments: object, fails: bool = False, launcher: bool = False) -> None:

@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+# What a place that students have still to write says when it is called.
+NOT_WRITTEN = "is not written yet"
+
 
 class UsageError(ValueError):
     """A mistake of the person who gave the command; the message is one line that says what to do."""
@@ -175,8 +178,8 @@ def parse(prog: str, description: str, takes: dict[type[Options], Iterable[str] 
 def run_program(main: Callable[[], None]) -> None:
     """Runs a program's `main` and turns the two kinds of expected error into one line and an exit status.
 
-    UsageError ends with status 2, RunError with 1, an interrupt with 130; anything else is a bug and keeps its
-    traceback.
+    UsageError ends with status 2, RunError with 1, an interrupt with 130, and so does, with 1, a place that is still to
+    be written; anything else is a bug and keeps its traceback.
     """
     if sys.stdout is not None:  # None where it was closed
         # A name that the terminal's encoding lacks is shown with escapes.
@@ -189,6 +192,11 @@ def run_program(main: Callable[[], None]) -> None:
         _say(error)
         sys.exit(2)
     except RunError as error:
+        _say(error)
+        sys.exit(1)
+    except NotImplementedError as error:
+        if NOT_WRITTEN not in str(error):
+            raise
         _say(error)
         sys.exit(1)
     except KeyboardInterrupt:
