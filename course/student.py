@@ -11,9 +11,10 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from course.places import place_for
 from course.regions import Region, all_regions, replaced
 from course.tasks import Task, read_tasks
-from step0_monolith.options import NOT_WRITTEN, RunError, UsageError, run_program
+from step0_monolith.options import RunError, UsageError, run_program
 
 ROOT = Path(__file__).resolve().parents[1]
 # What only teachers need, or what shows solutions.
@@ -35,18 +36,6 @@ def files_of(root: Path) -> list[Path]:
     if not names:  # an archive, without git's memory
         names = [str(path.relative_to(root)) for path in root.rglob("*") if not NOT_SOURCE & set(path.parts)]
     return sorted(Path(name) for name in names if (root / name).is_file())
-
-
-def place_for(task: Task, folder: str) -> list[str]:
-    """The lines that stand where a solution stood; they raise NotImplementedError."""
-    page, _, heading = task.section.rpartition(": ")
-    lesson = f"{folder}/{page or 'README.md'}, {heading!r}"
-    return [
-        f"# BEGIN YOUR CODE {task.name} ({task.points} points): {task.title}",
-        f"# Lesson: {lesson}",
-        f'raise NotImplementedError("{task.name} {NOT_WRITTEN}; see {folder}/{page or "README.md"}")',
-        "# END YOUR CODE",
-    ]
 
 
 def stripped(notebook: str) -> str:
